@@ -1,0 +1,1 @@
+//! What time does it take? Fitted curves for experts, exchanges, attention and the rest of a step.

@@ -1,0 +1,2 @@
+//! Set-up and tests in one command.
+fn main() {}
