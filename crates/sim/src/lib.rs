@@ -1,1 +1,12 @@
-//! placeholder
+//! How would this group serve that traffic? One deterministic step loop of an expert-parallel group.
+//!
+//! Continuous batching, chunked prefill, paged KV with preemption, attention data-parallel and
+//! experts expert-parallel, every layer synchronised over the group. What a step costs comes from
+//! a [`Backend`]: recorded routing under cost curves (replay), constants (tests), later an engine.
+//!
+//! **Invariants.** The only place where batching, KV blocks, dispatch and combine exist. No clock:
+//! `now` is a state of the machine. Same jobs, configuration and seed: the same bytes out.
+
+mod run;
+
+pub use run::{Gap, RequestOutcome, Run, RunTotals, StepSummary};
