@@ -8,11 +8,14 @@
 //! **Invariants.** Prefill and decode are never added up (law 5). Nothing here computes a time or
 //! a plan. A foreign record fills what it knows: absent is `None` or an empty list, never zero.
 
+mod conserve;
 mod header;
 mod loads;
 mod records;
 mod routes;
+mod window;
 
+pub use conserve::{BREACH_KINDS_MAX, Breach, Cause, Conservation, Law, StepTotals};
 pub use header::{MapVersion, TRACE_SCHEMA, TimeOrigin, TraceHeader};
 pub use loads::{StepLoad, StepLoads};
 pub use records::{
@@ -20,3 +23,4 @@ pub use records::{
     StepRecord,
 };
 pub use routes::{RecordedRequest, Routes, RoutesError};
+pub use window::Window;
