@@ -1,1 +1,20 @@
-//! placeholder
+//! Which copy serves a token?
+//!
+//! The map says where the copies of an expert live, the split says which share of the expert's
+//! tokens each of them takes. It is the cheaper decision: a new split moves no weights. A
+//! [`SplitTable`] is static for a window and the same on every rank, so no rank has to ask another.
+//! [`min_max_rows`] is the exact optimum for given loads; [`gaps`] tells a bad split from a bad map.
+//!
+//! **Invariant.** A split chooses among ranks that hold the chosen expert, and nothing else: no
+//! function here can change which expert a token is routed to, or lose a token.
+
+mod error;
+mod flow;
+mod gap;
+mod min_max;
+mod table;
+
+pub use error::SplitError;
+pub use gap::{Gaps, gaps};
+pub use min_max::{MinMax, min_max_rows, min_max_rows_weighted};
+pub use table::{Rounding, SplitTable};
