@@ -7,6 +7,23 @@
 //! **Invariants.** The only place where batching, KV blocks, dispatch and combine exist. No clock:
 //! `now` is a state of the machine. Same jobs, configuration and seed: the same bytes out.
 
+mod backend;
+mod config;
+mod error;
+mod machine;
+mod outcome;
+mod ranks;
 mod run;
+mod simulate;
+mod sink;
+mod traffic;
 
+pub use backend::{Backend, Constant, Entry, Group, StepBatch, StepCost};
+pub use config::{GroupConfig, Limits, Progress, Role};
+pub use error::{SimError, SinkError};
+pub use machine::{Event, Machine};
+pub use outcome::Outcomes;
 pub use run::{Gap, RequestOutcome, Run, RunTotals, StepSummary};
+pub use simulate::simulate;
+pub use sink::{NoSink, StepSink};
+pub use traffic::{Job, MixChange, TrafficFacts, TrafficSpec, draw_jobs};
