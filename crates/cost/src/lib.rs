@@ -10,6 +10,7 @@ mod basis;
 mod error;
 pub mod expert;
 pub mod fit;
+pub mod load_generator;
 mod profile;
 mod report;
 mod residual;

@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::basis::{Basis, Origin};
 use crate::error::CostError;
-use crate::expert::{ExpertCurve, ExpertForm, ExpertShape, RankModel, TileModel};
+use crate::expert::{
+    ExpertCoefficients, ExpertCurve, ExpertForm, ExpertShape, RankModel, TileModel,
+};
 use crate::report::FitReport;
 use crate::residual::ResidualTable;
 
@@ -136,7 +138,7 @@ impl Profile {
             // `from_json` refuses a profile without curves; one built by hand costs nothing.
             (None, None) => ExpertCurve::separable(
                 "none",
-                NO_COST,
+                ExpertCoefficients::FREE,
                 Basis::new(Origin::Assumed, 1.0, "profile without expert curves"),
             ),
         }
@@ -156,17 +158,6 @@ impl Profile {
             .map(|entry| entry.curve(&ExpertShape::from(shape)))
     }
 }
-
-const NO_COST: crate::expert::ExpertCoefficients = crate::expert::ExpertCoefficients {
-    floor_us: 0.0,
-    slot_us: 0.0,
-    first_us: 0.0,
-    tile_rows: 1,
-    further_tile_us: 0.0,
-    row_us: 0.0,
-    token_us: 0.0,
-    host_us: 0.0,
-};
 
 impl ExpertEntry {
     /// The curve at a shape, with the basis that this shape deserves.

@@ -28,6 +28,18 @@ pub struct ExpertCoefficients {
 }
 
 impl ExpertCoefficients {
+    /// No cost at all: a base to build on.
+    pub const FREE: Self = Self {
+        floor_us: 0.0,
+        slot_us: 0.0,
+        first_us: 0.0,
+        tile_rows: 1,
+        further_tile_us: 0.0,
+        row_us: 0.0,
+        token_us: 0.0,
+        host_us: 0.0,
+    };
+
     /// `f(m)`: cost of one slot that holds `rows` token rows.
     #[must_use]
     pub fn slot_us(&self, rows: u32) -> f64 {

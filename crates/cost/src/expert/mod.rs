@@ -6,11 +6,13 @@
 
 mod coefficients;
 mod curve;
+mod deepgemm;
 mod rank;
 mod tile;
 
 pub use coefficients::ExpertCoefficients;
 pub use curve::{ExpertCurve, ExpertForm};
+pub use deepgemm::fit_deepgemm;
 pub use rank::{RankForm, RankModel, RateSwitch};
 pub use tile::TileModel;
 
