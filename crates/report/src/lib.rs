@@ -14,10 +14,14 @@
 
 mod escape;
 pub mod fmt;
+mod html;
+mod markdown;
 mod num;
 mod svg;
 pub mod text;
 mod view;
 
+pub use html::html;
+pub use markdown::markdown;
 pub use svg::{svg_distribution, svg_heat_map, svg_rank_loads, svg_waterfall};
 pub use view::*;

@@ -13,14 +13,15 @@ mod waterfall_zoom;
 
 pub(crate) use distribution::{Styles, distributions};
 pub(crate) use heat::heat_maps;
+pub(crate) use heat::hottest;
 pub(crate) use rank_loads::rank_load_pictures;
-pub(crate) use waterfall::step_picture;
-pub(crate) use waterfall_zoom::{PARTS, parts_legend, worst_layer, zoom_picture};
+pub(crate) use waterfall::{mean_parts, step_picture};
+pub(crate) use waterfall_zoom::{PARTS, awaited, zoom_picture};
 
 use std::fmt::Write as _;
 
 use crate::escape;
-use crate::view::{Distribution, HeatMap, RankLoads, StepWaterfall};
+use crate::view::{Distribution, HeatMap, RankLoads, StepWaterfall, TimeOrigin};
 
 /// Colours and text styles of all pictures.
 pub(crate) const STYLE: &str = include_str!("svg/style.css");
@@ -42,15 +43,15 @@ pub fn svg_rank_loads(loads: &RankLoads) -> Option<String> {
 
 /// Standalone pictures of one step: all layers with all ranks, then the layer that loses most to
 /// waiting. Empty without spans.
-pub fn svg_waterfall(step: &StepWaterfall) -> Vec<String> {
-    let pictures = [step_picture(step), zoom_picture(step)];
+pub fn svg_waterfall(step: &StepWaterfall, origin: TimeOrigin) -> Vec<String> {
+    let pictures = [step_picture(step, origin), zoom_picture(step, origin)];
     pictures.into_iter().flatten().map(|p| p.standalone()).collect()
 }
 
 /// A standalone picture of latency curves; `None` without a curve.
-pub fn svg_distribution(panel: &Distribution) -> Option<String> {
+pub fn svg_distribution(panel: &Distribution, origin: TimeOrigin) -> Option<String> {
     let panels = std::slice::from_ref(panel);
-    distributions(panels, &Styles::of(panels)).pop().map(|p| p.standalone())
+    distributions(panels, &Styles::of(panels), origin).pop().map(|p| p.standalone())
 }
 
 /// A picture under construction, and when finished.

@@ -3,7 +3,7 @@
 use super::axis::Axis;
 use super::{Anchor, Picture, fit};
 use crate::fmt;
-use crate::view::{Distribution, Quantile, Series};
+use crate::view::{Distribution, Quantile, Series, TimeOrigin};
 
 const WIDTH: f64 = 356.0;
 const LEFT: f64 = 44.0;
@@ -34,7 +34,11 @@ impl Styles {
 }
 
 /// One picture per panel that has a curve; panels of one quantity and unit share both axes.
-pub(crate) fn distributions(panels: &[Distribution], styles: &Styles) -> Vec<Picture> {
+pub(crate) fn distributions(
+    panels: &[Distribution],
+    styles: &Styles,
+    origin: TimeOrigin,
+) -> Vec<Picture> {
     let curves = |p: &Distribution| p.series.iter().any(|s| !points(s).is_empty());
     let full = panels.iter().filter(|p| curves(p));
     full.map(|panel| {
@@ -56,7 +60,7 @@ pub(crate) fn distributions(panels: &[Distribution], styles: &Styles) -> Vec<Pic
             nines: last.fold(2.0, f64::max).min(5.0),
             lines: same().map(|p| p.series.len()).max().unwrap_or(0),
         };
-        picture(panel, styles, &scale)
+        picture(panel, styles, &scale, origin)
     })
     .collect()
 }
@@ -79,13 +83,14 @@ fn nines(q: f64) -> f64 {
     -(1.0 - q).log10()
 }
 
-fn picture(panel: &Distribution, styles: &Styles, scale: &Scale) -> Picture {
+fn picture(panel: &Distribution, styles: &Styles, scale: &Scale, origin: TimeOrigin) -> Picture {
     let top = 48.0 + LINE * scale.lines as f64;
     let bottom = top + PLOT;
     let decisive = panel.slo_q.filter(|q| (0.0..1.0).contains(q)).unwrap_or(0.99);
     let mut p = Picture::new(WIDTH, bottom + 42.0, &panel.title, &describe(panel, decisive));
     p.text([LEFT, 16.0], Anchor::Start, "t", &fit(&panel.title, WIDTH - LEFT, 13.5));
-    let what = format!("{} in {}, {}", panel.quantity, panel.unit, panel.weighting);
+    let what =
+        format!("{} in {} ({}), {}", panel.quantity, panel.unit, origin.word(), panel.weighting);
     p.text([LEFT, 32.0], Anchor::Start, "s m", &fit(&what, WIDTH - LEFT, 11.0));
     let x = |q: f64| LEFT + (nines(q) / scale.nines).clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT);
     let y = |v: f64| bottom - scale.y.at(v) * PLOT;

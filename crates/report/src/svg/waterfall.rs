@@ -10,7 +10,7 @@ use super::heat::{LEVEL_CLASS, hottest};
 use super::waterfall_zoom::{PARTS, awaited, parts_legend, waits};
 use super::{Anchor, Picture, fit};
 use crate::fmt;
-use crate::view::StepWaterfall;
+use crate::view::{StepWaterfall, TimeOrigin};
 
 const WIDTH: f64 = 1080.0;
 const LEFT: f64 = 58.0;
@@ -21,7 +21,7 @@ const PLOT: f64 = 180.0;
 const TIP_CELLS: usize = 6_000;
 
 /// The picture of all layers; `None` where no layer has a rank.
-pub(crate) fn step_picture(step: &StepWaterfall) -> Option<Picture> {
+pub(crate) fn step_picture(step: &StepWaterfall, origin: TimeOrigin) -> Option<Picture> {
     let ranks = step.layers.iter().map(Vec::len).max().unwrap_or(0);
     if ranks == 0 {
         return None;
@@ -29,7 +29,7 @@ pub(crate) fn step_picture(step: &StepWaterfall) -> Option<Picture> {
     let row_px = row_height(ranks);
     let grid_top = TOP + PLOT + 62.0;
     let height = grid_top + ranks as f64 * row_px + 58.0;
-    let summary = summary(step);
+    let summary = summary(step, origin);
     let mut p = Picture::new(WIDTH, height, &step.title, &summary);
     p.text([LEFT, 17.0], Anchor::Start, "t", &fit(&step.title, WIDTH - LEFT, 13.5));
     p.text([LEFT, 35.0], Anchor::Start, "s m", &summary);
@@ -57,7 +57,7 @@ fn layer_number(step: &StepWaterfall, l: usize) -> u64 {
 }
 
 /// Mean over ranks of each part of a layer, µs.
-fn mean_parts(step: &StepWaterfall, l: usize) -> [f64; PARTS.len()] {
+pub(crate) fn mean_parts(step: &StepWaterfall, l: usize) -> [f64; PARTS.len()] {
     let mut sums = [0.0; PARTS.len()];
     let spans = &step.layers[l];
     for parts in spans.iter().map(|s| s.parts()) {
@@ -175,15 +175,16 @@ fn grid_legend(p: &mut Picture, scale: &HeatScale, y: f64) {
 }
 
 /// How long the step is, what share of it is waiting, and for whom.
-fn summary(step: &StepWaterfall) -> String {
+fn summary(step: &StepWaterfall, origin: TimeOrigin) -> String {
     let mean: f64 = (0..step.layers.len()).map(|l| mean_parts(step, l).iter().sum::<f64>()).sum();
     let wait: f64 = step.layers.iter().map(|l| waits(l)).sum();
     let whole = step.step_us.filter(|us| us.is_finite() && *us > 0.0).unwrap_or(mean);
     let share = if whole > 0.0 { wait / whole } else { f64::NAN };
     format!(
-        "step {} of {}: the mean rank waits {} of it, {}",
+        "step {}: {} ({}), of which the mean rank waits {}, {}",
         fmt::count(step.step),
         fmt::us(whole),
+        origin.word(),
         fmt::us(wait),
         fmt::percent(share)
     )

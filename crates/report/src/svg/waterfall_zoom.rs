@@ -3,7 +3,7 @@
 use super::axis::Axis;
 use super::{Anchor, Picture, fit};
 use crate::fmt;
-use crate::view::{RankSpans, StepWaterfall};
+use crate::view::{RankSpans, StepWaterfall, TimeOrigin};
 
 /// A part of a layer, in order of time.
 pub(crate) struct Part {
@@ -50,7 +50,7 @@ pub(crate) fn waits(layer: &[RankSpans]) -> f64 {
 }
 
 /// The layer whose mean rank waits longest.
-pub(crate) fn worst_layer(step: &StepWaterfall) -> Option<usize> {
+fn worst_layer(step: &StepWaterfall) -> Option<usize> {
     let layers = step.layers.iter().enumerate().filter(|(_, l)| !l.is_empty());
     // `max_by` keeps the last of equals; reversed, the first.
     layers.rev().max_by(|a, b| waits(a.1).total_cmp(&waits(b.1))).map(|(l, _)| l)
@@ -70,7 +70,7 @@ pub(crate) fn parts_legend(p: &mut Picture, at: [f64; 2]) {
 }
 
 /// The picture of the layer that loses most to waiting; `None` where no layer has a rank.
-pub(crate) fn zoom_picture(step: &StepWaterfall) -> Option<Picture> {
+pub(crate) fn zoom_picture(step: &StepWaterfall, origin: TimeOrigin) -> Option<Picture> {
     let worst = worst_layer(step)?;
     let layer = &step.layers[worst];
     let slowest = awaited(layer);
@@ -95,7 +95,7 @@ pub(crate) fn zoom_picture(step: &StepWaterfall) -> Option<Picture> {
         [(LEFT + WIDTH - RIGHT) / 2.0, bottom + 34.0],
         Anchor::Middle,
         "s m",
-        "µs since the layer began",
+        &format!("µs since the layer began ({})", origin.word()),
     );
     p.text_up([13.0, (TOP + bottom) / 2.0], "s m", "rank");
     for (i, &r) in rows.iter().enumerate() {
