@@ -9,6 +9,8 @@ use evenkeel_types::Phase;
 pub struct Entry {
     /// Number of the job.
     pub job: u64,
+    /// Index of the recorded request that it replays.
+    pub recorded: usize,
     /// Index of its first token of this step in `Routes` (the tokens are consecutive).
     pub token: usize,
     /// Tokens: 1 in decode, the chunk in prefill.

@@ -100,6 +100,7 @@ impl<'a> Machine<'a> {
         let sequence = self.sequences.len();
         self.sequences.push(Sequence {
             job: job.job,
+            recorded: job.recorded,
             first_token: recorded.first_token,
             prompt: recorded.prompt_tokens,
             outputs,
@@ -248,6 +249,7 @@ impl<'a> Machine<'a> {
 fn entry(sequence: &Sequence, tokens: u32) -> Entry {
     Entry {
         job: sequence.job,
+        recorded: sequence.recorded,
         token: sequence.first_token + sequence.in_kv as usize,
         tokens,
         context: sequence.in_kv,

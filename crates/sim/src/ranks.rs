@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 pub(crate) struct Sequence {
     /// Number of the job.
     pub job: u64,
+    /// Index of the recorded request that it replays.
+    pub recorded: usize,
     /// Index of its first token in `Routes`.
     pub first_token: usize,
     /// Prompt tokens.
