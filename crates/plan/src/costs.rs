@@ -1,0 +1,182 @@
+//! The time of one rank in one layer and step, as the search sees it.
+//!
+//! A rank's time is `(floor + slot·slots + Σ_e cell(m_e)) ÷ speed`, with the host floor of an
+//! un-graphed engine above it. `m_e` is the expected number of rows of a copy: the expert's count
+//! times the copy's share. A static split hands a copy ⌊m⌋ or ⌈m⌉ rows, so a cell is the linear
+//! interpolation of its cost between whole rows. Then splitting an expert is never cheaper in total
+//! than leaving it whole, save where a first tile costs less than a further one; the bound relies
+//! on this.
+
+use crate::{Objective, PlanInput};
+use evenkeel_cost::ExpertCoefficients;
+
+/// Coefficients of one problem.
+#[derive(Clone, Debug)]
+pub(crate) struct Costs {
+    coefficients: ExpertCoefficients,
+    /// Row, exchange of the row, and the tokens that it stands for, µs.
+    row_us: f64,
+    tile: f64,
+    /// `[rank]`: 1 ÷ speed.
+    pub(crate) inverse_speed: Vec<f64>,
+    /// `[rank]`: weights of the split.
+    pub(crate) weights: Vec<u32>,
+    /// Steps of the window.
+    pub(crate) steps: usize,
+}
+
+impl Costs {
+    pub(crate) fn new(input: &PlanInput<'_>) -> Self {
+        let ranks = input.topology.ranks();
+        let inverse_speed = ranks.iter().map(|rank| 1.0 / rank.speed_share).collect();
+        let (coefficients, row_us, steps) = match input.objective {
+            Objective::StepTime => {
+                let tokens = input.coefficients.token_us
+                    * distinct_share(usize::from(input.shape.top_k), ranks.len());
+                let row_us = input.coefficients.row_us + input.exchange_us_per_row + tokens;
+                (*input.coefficients, row_us, input.loads.steps.len())
+            }
+            Objective::SummedTokens => (
+                ExpertCoefficients {
+                    floor_us: 0.0,
+                    slot_us: 0.0,
+                    first_us: 0.0,
+                    tile_rows: 1,
+                    further_tile_us: 0.0,
+                    row_us: 1.0,
+                    token_us: 0.0,
+                    host_us: 0.0,
+                },
+                1.0,
+                1,
+            ),
+        };
+        let tile = f64::from(coefficients.tile_rows.max(1));
+        let weights = input.weights();
+        Self { coefficients, row_us, tile, inverse_speed, weights, steps }
+    }
+
+    /// Time of a rank with so many slots and no rows, before its speed, µs.
+    pub(crate) fn idle_us(&self, slots: usize) -> f64 {
+        self.coefficients.floor_us + self.coefficients.slot_us * slots as f64
+    }
+
+    /// Cost of one copy's expected rows, its slot left out, before the rank's speed, µs.
+    pub(crate) fn cell_us(&self, rows: f64) -> f64 {
+        let c = &self.coefficients;
+        let active = rows.min(1.0);
+        let linear = rows * self.row_us + active * c.first_us;
+        if rows <= self.tile || c.further_tile_us <= 0.0 {
+            return linear;
+        }
+        let whole = ((rows / self.tile) as i64) as f64;
+        let tiles = whole + (rows - whole * self.tile).min(1.0);
+        linear + (tiles - 1.0) * c.further_tile_us
+    }
+
+    /// Least cost of an expert's rows however they are split over at most `copies` ranks, µs.
+    pub(crate) fn least_us(&self, rows: f64, copies: usize) -> f64 {
+        let c = &self.coefficients;
+        let whole = self.cell_us(rows);
+        let tiles = (rows / self.tile).ceil();
+        let cuts = (copies as f64).min(tiles) - 1.0;
+        // Only where a first tile is cheaper than a further one does a cut save anything.
+        whole + (c.first_us - c.further_tile_us).min(0.0) * cuts.max(0.0)
+    }
+
+    /// Applies the host floor to the slowest rank's time.
+    pub(crate) fn on_host(&self, slowest_us: f64) -> f64 {
+        self.coefficients.on_host(slowest_us)
+    }
+}
+
+/// Distinct tokens per row on a rank, were choices spread evenly: `(1 − e^(−x)) ÷ x` with
+/// `x = top_k ÷ ranks` choices of a token per rank. On a hot rank the true share is lower.
+fn distinct_share(top_k: usize, ranks: usize) -> f64 {
+    let choices = top_k as f64 / ranks.max(1) as f64;
+    (1.0 - (-choices).exp()) / choices.max(1e-9)
+}
+
+/// Counts of one layer over the window.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerLoads {
+    /// `[expert][step]`, flat.
+    pub(crate) rows: Vec<f64>,
+    /// `[expert]`, summed over the window.
+    pub(crate) totals: Vec<u64>,
+}
+
+impl LayerLoads {
+    pub(crate) fn of(input: &PlanInput<'_>, layer: usize) -> Self {
+        let loads = input.loads;
+        let mut totals = vec![0_u64; loads.experts];
+        for step in 0..loads.steps.len() {
+            for (total, count) in totals.iter_mut().zip(loads.layer(step, layer)) {
+                *total += u64::from(*count);
+            }
+        }
+        let rows = match input.objective {
+            Objective::SummedTokens => totals.iter().map(|total| *total as f64).collect(),
+            Objective::StepTime => {
+                let steps = loads.steps.len();
+                let mut rows = vec![0.0; loads.experts * steps];
+                for step in 0..steps {
+                    for (expert, count) in loads.layer(step, layer).iter().enumerate() {
+                        rows[expert * steps + step] = f64::from(*count);
+                    }
+                }
+                rows
+            }
+        };
+        Self { rows, totals }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs(first_us: f64, further_tile_us: f64) -> Costs {
+        Costs {
+            coefficients: ExpertCoefficients {
+                floor_us: 5.0,
+                slot_us: 0.5,
+                first_us,
+                tile_rows: 16,
+                further_tile_us,
+                row_us: 0.01,
+                token_us: 0.0,
+                host_us: 0.0,
+            },
+            row_us: 0.01,
+            tile: 16.0,
+            inverse_speed: vec![1.0; 4],
+            weights: vec![1; 4],
+            steps: 1,
+        }
+    }
+
+    #[test]
+    fn whole_rows_cost_what_the_coefficients_say() {
+        let costs = costs(10.0, 3.0);
+        for rows in [0, 1, 2, 15, 16, 17, 32, 33, 100] {
+            let expected = costs.coefficients.slot_us(rows) - costs.coefficients.slot_us;
+            let found = costs.cell_us(f64::from(rows));
+            assert!((found - expected).abs() < 1e-9, "{rows}: {found} {expected}");
+        }
+    }
+
+    #[test]
+    fn no_cut_is_cheaper_than_the_least() {
+        for (first, further) in [(10.0, 3.0), (3.0, 10.0), (4.0, 4.0)] {
+            let costs = costs(first, further);
+            for total in [0.0, 0.5, 1.0, 3.0, 16.0, 17.0, 40.0, 200.0] {
+                for ways in 0..=64 {
+                    let a = total * f64::from(ways) / 64.0;
+                    let sum = costs.cell_us(a) + costs.cell_us(total - a);
+                    assert!(sum >= costs.least_us(total, 2) - 1e-9, "{total} {ways}");
+                }
+            }
+        }
+    }
+}

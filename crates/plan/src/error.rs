@@ -1,0 +1,62 @@
+//! Why no plan can be made at all.
+
+use evenkeel_split::SplitError;
+use evenkeel_types::{MapError, Violation};
+use thiserror::Error;
+
+/// Why an input is refused. "Nothing to gain" is no error: see [`crate::Outcome::DoNothing`].
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// The live map is for another model or another number of ranks.
+    #[error("plan: {0}")]
+    Map(#[from] MapError),
+    /// The live map breaks a law: planning from it would carry the fault on.
+    #[error("plan: the live map (version {version}) breaks a law: {violation}")]
+    LiveBroken {
+        /// Version of the live map.
+        version: u64,
+        /// The first violation.
+        violation: Violation,
+    },
+    /// The planned map would break a law, e.g. where memory is too small even for the live one.
+    #[error("plan: no lawful map found: {violation}")]
+    Unlawful {
+        /// The first violation.
+        violation: Violation,
+    },
+    /// A window without steps says nothing.
+    #[error("plan: the window has no {phase} steps, expected at least 1")]
+    NoSteps {
+        /// Phase asked for.
+        phase: &'static str,
+    },
+    /// Loads of another shape.
+    #[error("plan: loads have {found} {what}, expected {expected}")]
+    Loads {
+        /// What differs.
+        what: &'static str,
+        /// What was found.
+        found: usize,
+        /// What was expected.
+        expected: usize,
+    },
+    /// A coefficient that is no cost.
+    #[error("plan: `{field}` is {value}, expected a finite number of 0 or more")]
+    Coefficient {
+        /// Name of the coefficient.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// Fewer slots than experts.
+    #[error("plan: {slots} slots per layer for {experts} experts, expected one each at least")]
+    TooFewSlots {
+        /// Slots over all ranks.
+        slots: usize,
+        /// Experts.
+        experts: usize,
+    },
+    /// A split that does not exist.
+    #[error("plan: {0}")]
+    Split(#[from] SplitError),
+}
