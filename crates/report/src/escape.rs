@@ -37,10 +37,20 @@ fn escaped(raw: &str, max: usize) -> String {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             '\n' | '\t' => out.push(' '),
+            // A percent sign stays with its number.
+            '%' if out.ends_with(' ') && digit_before_last(&out) => {
+                out.pop();
+                out.push(crate::fmt::THIN);
+                out.push('%');
+            }
             _ => out.push(c),
         }
     }
     out
+}
+
+fn digit_before_last(text: &str) -> bool {
+    text.chars().rev().nth(1).is_some_and(|c| c.is_ascii_digit())
 }
 
 /// Whether a character may be shown: no controls (XML forbids them, terminals obey them), no
@@ -64,6 +74,7 @@ mod tests {
         assert_eq!(text("<script>'\"&"), "&lt;script&gt;&#39;&quot;&amp;");
         assert_eq!(text("a\u{202e}b\u{0}c\u{1b}[31m"), "a\u{fffd}b\u{fffd}c\u{fffd}[31m");
         assert_eq!(text("two\nlines"), "two lines");
+        assert_eq!(text("saves 2 % of 7%"), "saves 2\u{202f}% of 7%");
         assert_eq!(text("عربي 中文"), "عربي 中文");
     }
 

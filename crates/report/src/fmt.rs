@@ -101,9 +101,12 @@ pub fn percent(share: f64) -> String {
     minus(group(&format!("{value:.digits$}{THIN}%")))
 }
 
-/// A change as a share, with its sign: `+3.2 %`, `−8.1 %`, `0 %`.
+/// A change as a share, with its sign and one decimal below 100 %: `+3.2 %`, `−10.4 %`, `0 %`.
 pub fn change(share: f64) -> String {
-    let text = percent(share);
+    let text = match share.abs() {
+        s if (0.0995..0.9995).contains(&s) => minus(format!("{:.1}{THIN}%", share * 100.0)),
+        _ => percent(share),
+    };
     let zero = text.chars().all(|c| !('1'..='9').contains(&c));
     if zero {
         return text.trim_start_matches('\u{2212}').to_owned();
@@ -197,6 +200,8 @@ mod tests {
         assert_eq!(plain(&percent(0.0123)), "1.2 %");
         assert_eq!(plain(&change(0.0123)), "+1.2 %");
         assert_eq!(plain(&change(-0.081)), "-8.1 %");
+        assert_eq!(plain(&change(-0.1042)), "-10.4 %");
+        assert_eq!(plain(&change(1.5)), "+150 %");
         assert_eq!(plain(&change(-0.000_01)), "0.0 %");
         assert_eq!(percentile(0.999), "p99.9");
         assert_eq!(percentile(0.5), "p50");

@@ -37,7 +37,7 @@ pub fn html(report: &Report) -> String {
     if sections.len() > 2 {
         out.push_str("<nav aria-label=\"Contents\">");
         for s in &sections {
-            out.push_str(&format!("<a href=\"#{}\">{}</a>", s.id, text(s.title)));
+            out.push_str(&format!("<a href=\"#{}\">{}</a>", s.id, s.short));
         }
         out.push_str("</nav>\n");
     }
@@ -60,6 +60,8 @@ pub fn html(report: &Report) -> String {
 struct Section {
     id: &'static str,
     title: &'static str,
+    /// Its name among the contents.
+    short: &'static str,
     /// How to read it.
     lead: String,
     body: String,
@@ -71,26 +73,35 @@ fn sections(report: &Report) -> Vec<Section> {
         TimeOrigin::Modelled => "Times are modelled.",
         TimeOrigin::Measured => "Times are measured.",
     };
-    let section = |id, title, lead: &str, body| Section { id, title, lead: lead.to_owned(), body };
+    let section = |id, short, title, lead: &str, body| Section {
+        id,
+        title,
+        short,
+        lead: lead.to_owned(),
+        body,
+    };
     let all = vec![
-        section("story", "What happened", "", top::story(report)),
+        section("story", "Story", "What happened", "", top::story(report)),
         section(
             "experts",
+            "Experts",
             "Where the tokens go",
             "Each cell is one logical expert of one layer; a ring marks the hottest expert of its \
              layer. Pictures of one unit share one scale.",
             figures::experts(report),
         ),
-        section("causes", "What made the step slow", times, diagnosis::section(report)),
+        section("causes", "Causes", "What made the step slow", times, diagnosis::section(report)),
         section(
             "ranks",
+            "Ranks",
             "How evenly ranks are loaded",
-            "One column per layer, one dot per rank. The large dot is the rank that all others of \
-             its layer wait for, with its number; the bar is the mean.",
+            "One column per layer, one dot per rank. The large dot is the highest rank of its layer, \
+             with its number; the bar is the mean.",
             figures::ranks(report),
         ),
         section(
             "step",
+            "Step",
             "One slow step, taken apart",
             &format!(
                 "Ranks of a layer start and end it together: what is hatched is waiting, and the \
@@ -100,6 +111,7 @@ fn sections(report: &Report) -> Vec<Section> {
         ),
         section(
             "latency",
+            "Latency",
             "What requests feel",
             &format!(
                 "Quantile curves: each further nine of the tail gets the same room. A curve should \
@@ -109,6 +121,7 @@ fn sections(report: &Report) -> Vec<Section> {
         ),
         section(
             "plans",
+            "Plans",
             "What each plan costs and brings",
             &format!(
                 "Predictions are made on the planning window, not on what judges them. {times}"
@@ -117,6 +130,7 @@ fn sections(report: &Report) -> Vec<Section> {
         ),
         section(
             "gate",
+            "Gate",
             "The comparisons that decided",
             &format!(
                 "Both maps replay the same held-out requests. The bar is the interval of the \
@@ -126,12 +140,13 @@ fn sections(report: &Report) -> Vec<Section> {
         ),
         section(
             "counter",
+            "Other situations",
             "Where the answer is another",
             "The same tool, other situations.",
             plans::counter_incidents(report),
         ),
-        section("more", "Further tables", "", plans::extra_tables(report)),
-        section("method", "Model, assumptions, provenance", "", plans::method(report)),
+        section("more", "Tables", "Further tables", "", plans::extra_tables(report)),
+        section("method", "Method", "Model, assumptions, provenance", "", plans::method(report)),
     ];
     all.into_iter().filter(|s| !s.body.is_empty()).collect()
 }

@@ -1,7 +1,7 @@
 //! The sections of pictures, each with its numbers in a table for those who cannot see it or want
 //! to copy them.
 
-use super::parts::{Row, details, figure, picture, raw_figure, table, words};
+use super::parts::{Row, Width, details, figure, picture, raw_figure, table, words};
 use crate::fmt;
 use crate::svg::{
     PARTS, Picture, Styles, awaited, distributions, heat_maps, hottest, mean_parts,
@@ -52,7 +52,7 @@ fn heat_table(report: &Report) -> String {
         })
         .collect();
     let heads: Vec<&str> = heads.iter().map(String::as_str).collect();
-    table("hottest expert of each layer", &heads, &rows)
+    table(Width::Cells, "hottest expert of each layer", &heads, &rows)
 }
 
 fn hot_experts(hot: &[HotExpert]) -> String {
@@ -79,7 +79,7 @@ fn hot_experts(hot: &[HotExpert]) -> String {
         .collect();
     let heads =
         ["layer", "expert", "before, × layer mean", "after, × layer mean", "copies", "tokens from"];
-    format!("<h3>Hot experts</h3>\n{}", table("hot experts", &heads, &rows))
+    format!("<h3>Hot experts</h3>\n{}", table(Width::Cells, "hot experts", &heads, &rows))
 }
 
 pub(super) fn ranks(report: &Report) -> String {
@@ -108,7 +108,10 @@ pub(super) fn ranks(report: &Report) -> String {
         })
         .collect();
     let heads: Vec<&str> = heads.iter().map(String::as_str).collect();
-    out.push_str(&details("Loads as a table", &table("rank loads by layer", &heads, &rows)));
+    out.push_str(&details(
+        "Loads as a table",
+        &table(Width::Cells, "rank loads by layer", &heads, &rows),
+    ));
     out
 }
 
@@ -138,7 +141,7 @@ pub(super) fn step(report: &Report) -> String {
         .collect();
     if !pictures.is_empty() {
         let label = format!("Parts of each layer, mean over ranks, µs ({})", report.origin.word());
-        out.push_str(&details(&label, &table("parts of each layer", &heads, &rows)));
+        out.push_str(&details(&label, &table(Width::Cells, "parts of each layer", &heads, &rows)));
     }
     out
 }
@@ -175,6 +178,6 @@ pub(super) fn latency(report: &Report) -> String {
     }
     rows.truncate(TABLE_ROWS);
     let label = format!("Percentiles as a table ({})", report.origin.word());
-    out.push_str(&details(&label, &table("percentiles", &heads, &rows)));
+    out.push_str(&details(&label, &table(Width::Cells, "percentiles", &heads, &rows)));
     out
 }

@@ -41,10 +41,19 @@ impl Row {
     }
 }
 
+/// How wide a table is set.
+#[derive(Clone, Copy)]
+pub(super) enum Width {
+    /// As wide as the page: for rows that a reader compares column by column.
+    Full,
+    /// As wide as its cells: numbers that belong together stay together.
+    Cells,
+}
+
 /// A table in a box of its own that scrolls where the page is narrow. Heads are escaped here;
-/// those over numbers stand flush right as the first row does. Columns of which every cell is
+/// those over numbers stand flush right. The first column names its row and stands flush left. Columns of which every cell is
 /// empty are left out. Empty without rows.
-pub(super) fn table(label: &str, heads: &[&str], rows: &[Row]) -> String {
+pub(super) fn table(width: Width, label: &str, heads: &[&str], rows: &[Row]) -> String {
     if rows.is_empty() {
         return String::new();
     }
@@ -53,11 +62,13 @@ pub(super) fn table(label: &str, heads: &[&str], rows: &[Row]) -> String {
     };
     let kept: Vec<usize> = (0..heads.len()).filter(|c| filled(*c)).collect();
     let mut out = format!(
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table><thead><tr>",
-        name(label)
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">\
+         <table{}><thead><tr>",
+        name(label),
+        if matches!(width, Width::Cells) { " class=\"cells\"" } else { "" }
     );
     for &c in &kept {
-        let right = rows.iter().any(|r| r.cells.get(c).is_some_and(|cell| cell.right));
+        let right = c > 0 && rows.iter().any(|r| r.cells.get(c).is_some_and(|cell| cell.right));
         let class = if right { " class=\"r\"" } else { "" };
         out.push_str(&format!("<th scope=\"col\"{class}>{}</th>", text(heads[c])));
     }
@@ -69,7 +80,7 @@ pub(super) fn table(label: &str, heads: &[&str], rows: &[Row]) -> String {
             let (html, right) = row.cells.get(c).map_or(("", false), |x| (&x.html, x.right));
             let class = if right { " class=\"r\"" } else { "" };
             out.push_str(&if c == 0 {
-                format!("<th scope=\"row\"{class}>{html}</th>")
+                format!("<th scope=\"row\">{html}</th>")
             } else {
                 format!("<td{class}>{html}</td>")
             });
@@ -87,10 +98,11 @@ fn attribute(key: &str, value: &str) -> String {
 /// A picture in a box that scrolls below `min` pixels.
 pub(super) fn picture(picture: &Picture, id: &str, min: f64) -> String {
     let wide = if picture.width() > 600.0 { " class=\"wide\"" } else { "" };
+    let hint = if wide.is_empty() { "" } else { "<p class=\"hint\">scrolls sideways ↔</p>" };
     let svg = picture.inline(id);
     let svg = svg.replacen("<svg ", &format!("<svg style=\"min-width:{}px\" ", num(min)), 1);
     format!(
-        "<figure{wide}><div class=\"fig\" tabindex=\"0\" role=\"group\" aria-label=\"figure, scrolls sideways where narrow\">{svg}</div></figure>\n"
+        "<figure{wide}><div class=\"fig\" tabindex=\"0\" role=\"group\" aria-label=\"figure, scrolls sideways where narrow\">{svg}</div>{hint}</figure>\n"
     )
 }
 

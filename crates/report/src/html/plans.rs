@@ -1,6 +1,6 @@
 //! Prices, comparisons, other situations, and what it all rests on.
 
-use super::parts::{Cell, Row, bar, figure, list, raw, raw_figure, table, words};
+use super::parts::{Cell, Row, Width, bar, figure, list, raw, raw_figure, table, words};
 use super::top::{capital, note};
 use crate::escape::{name, text};
 use crate::fmt;
@@ -25,7 +25,7 @@ pub(super) fn prices(report: &Report) -> String {
         "break-even",
         "KV given up",
     ];
-    let mut out = table("price of each plan", &heads, &rows);
+    let mut out = table(Width::Full, "price of each plan", &heads, &rows);
     if !report.bound_note.is_empty() {
         out.push_str(&format!("<figcaption>{}</figcaption>\n", text(&report.bound_note)));
     }
@@ -85,9 +85,10 @@ fn price(p: &PlanPrice, bytes: f64, change: f64) -> Row {
 }
 
 pub(super) fn comparisons(report: &Report) -> String {
+    // Limits do not stretch the scale: one far off would squeeze every interval.
     let reach = report.comparisons.iter().flat_map(|c| {
         let (low, high) = c.interval.unwrap_or((c.change, c.change));
-        [c.change, low, high, c.limit.unwrap_or(0.0)]
+        [c.change, low, high]
     });
     let reach = reach.filter(|v| v.is_finite()).map(f64::abs).fold(0.0, f64::max);
     let rows: Vec<Row> =
@@ -96,7 +97,7 @@ pub(super) fn comparisons(report: &Report) -> String {
     let axis = axis.replace('−', "\u{2212}");
     let heads =
         ["metric", "slice", "live", "candidate", "change", "interval", &axis, "limit", "result"];
-    table("comparisons", &heads, &rows)
+    table(Width::Full, "comparisons", &heads, &rows)
 }
 
 fn comparison(c: &Comparison, reach: f64, origin: TimeOrigin) -> Row {
@@ -148,7 +149,7 @@ fn interval_picture(c: &Comparison, reach: f64) -> String {
                    <line class=\"grid\" x1=\"5\" y1=\"11\" x2=\"145\" y2=\"11\"/>\
                    <line class=\"axis\" x1=\"75\" y1=\"4\" x2=\"75\" y2=\"18\"/>"
         .to_owned();
-    if let Some(limit) = c.limit.filter(|v| v.is_finite()) {
+    if let Some(limit) = c.limit.filter(|v| v.abs() <= reach) {
         let at = x(limit);
         out.push_str(&format!("<line class=\"lim\" x1=\"{at}\" y1=\"1\" x2=\"{at}\" y2=\"21\"/>"));
     }
@@ -164,7 +165,7 @@ pub(super) fn counter_incidents(report: &Report) -> String {
     if report.counter_incidents.is_empty() {
         return String::new();
     }
-    let mut out = "<div class=\"cards\">\n".to_owned();
+    let mut out = "<div class=\"cards pair\">\n".to_owned();
     for c in &report.counter_incidents {
         out.push_str(&format!("<div class=\"card\"><h3>{}</h3>", text(&c.title)));
         for line in &c.lines {
@@ -205,7 +206,7 @@ pub(super) fn extra_tables(report: &Report) -> String {
         if !t.note.is_empty() {
             out.push_str(&format!("<p class=\"lead\">{}</p>\n", text(&t.note)));
         }
-        out.push_str(&table(&t.title, &heads, &rows));
+        out.push_str(&table(Width::Cells, &t.title, &heads, &rows));
     }
     out
 }
@@ -222,7 +223,7 @@ pub(super) fn method(report: &Report) -> String {
     if !rows.is_empty() {
         out.push_str("<h3>Cost curves</h3>\n");
         let heads = ["curve", "origin", "error on rows not seen", "support"];
-        out.push_str(&table("cost curves", &heads, &rows));
+        out.push_str(&table(Width::Full, "cost curves", &heads, &rows));
     }
     if !report.assumptions.is_empty() {
         out.push_str("<h3>Assumptions</h3>\n");

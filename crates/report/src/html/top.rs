@@ -71,9 +71,9 @@ fn facts(out: &mut String, facts: &[Fact], origin: TimeOrigin) {
         let was = f
             .before
             .as_ref()
-            .map_or(String::new(), |b| format!("<span class=\"was\">{} →</span> ", text(b)));
+            .map_or(String::new(), |b| format!("<span class=\"was nb\">{} →</span> ", text(b)));
         out.push_str(&format!(
-            "<div><dt>{}</dt><dd class=\"v\">{was}{}</dd>",
+            "<div><dt>{}</dt><dd class=\"v\">{was}<span class=\"nb\">{}</span></dd>",
             name(&f.name),
             text(&f.value)
         ));

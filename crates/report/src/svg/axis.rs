@@ -38,6 +38,15 @@ impl Axis {
         }
     }
 
+    /// The same axis cut off at `high`, for bars that should use the whole width.
+    pub(crate) fn until(mut self, high: f64) -> Axis {
+        if high.is_finite() && high > self.low && high < self.high {
+            self.high = high;
+            self.ticks.retain(|t| *t <= high);
+        }
+        self
+    }
+
     /// Where a value lies: 0 at `low`, 1 at `high`, clamped; 0 for what is not finite.
     pub(crate) fn at(&self, value: f64) -> f64 {
         let at = (value - self.low) / (self.high - self.low);
@@ -75,16 +84,21 @@ pub(crate) fn stride(length: usize, count: usize) -> usize {
         .unwrap_or(least)
 }
 
-/// A scale from values to [`LEVELS`] colours of steadily changing lightness. Levels widen with the
-/// value (a square root), because most cells of routing lie near the mean and few far above.
+/// A scale from values to [`LEVELS`] colours of steadily changing lightness.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HeatScale {
     low: f64,
     high: f64,
+    /// Level bounds grow with this power of their number.
+    power: f64,
 }
 
+/// Routing has most cells near the mean and a few far above: levels that widen a little with the
+/// value leave the mean pale and still tell the hot from the hottest.
+const SKEWED: f64 = 1.3;
+
 impl HeatScale {
-    /// A scale that covers all finite values, from 0 where none is negative.
+    /// A scale for skewed values, from 0 where none is negative.
     pub(crate) fn covering(values: impl Iterator<Item = f64>) -> HeatScale {
         let (mut low, mut high) = (0.0f64, 0.0f64);
         for v in values.filter(|v| v.is_finite()) {
@@ -93,18 +107,29 @@ impl HeatScale {
         }
         let high = if high > low { high } else { low + 1.0 };
         let step = nice_above((high - low) / 20.0);
-        HeatScale { low, high: low + ((high - low) / step).ceil() * step }
+        HeatScale { low, high: low + ((high - low) / step).ceil() * step, power: SKEWED }
+    }
+
+    /// A scale of even levels between the smallest and the largest finite value.
+    pub(crate) fn spanning(values: impl Iterator<Item = f64>) -> HeatScale {
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for v in values.filter(|v| v.is_finite()) {
+            low = low.min(v);
+            high = high.max(v);
+        }
+        let axis = Axis::new(low, high, 20);
+        HeatScale { low: axis.low, high: axis.high, power: 1.0 }
     }
 
     /// The level of a value, `None` where it is not finite.
     pub(crate) fn level(&self, value: f64) -> Option<usize> {
-        let at = ((value - self.low) / (self.high - self.low)).max(0.0).sqrt();
+        let at = ((value - self.low) / (self.high - self.low)).max(0.0).powf(1.0 / self.power);
         value.is_finite().then_some(((at * LEVELS as f64) as usize).min(LEVELS - 1))
     }
 
     /// The `LEVELS + 1` bounds of the levels.
     pub(crate) fn bounds(&self) -> Vec<f64> {
-        let bound = |i: usize| (i as f64 / LEVELS as f64).powi(2);
+        let bound = |i: usize| (i as f64 / LEVELS as f64).powf(self.power);
         (0..=LEVELS).map(|i| self.low + bound(i) * (self.high - self.low)).collect()
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn distributions(
         }
         let last = same().flat_map(|p| &p.series).flat_map(points).map(|p| nines(p.q));
         let scale = Scale {
-            y: Axis::new(low, high, 5),
+            y: Axis::new(low, high, 6),
             nines: last.fold(2.0, f64::max).min(5.0),
             lines: same().map(|p| p.series.len()).max().unwrap_or(0),
         };
@@ -131,7 +131,7 @@ fn frame(
         }
         let decides = (q - decisive).abs() < 1e-9;
         p.line([x(q), top, x(q), bottom + 4.0], if decides { "axis" } else { "grid" });
-        let label = if q > 0.0 { fmt::percentile(q) } else { "min".to_owned() };
+        let label = if q > 0.0 { fmt::percentile(q) } else { String::new() };
         let class = if decides { "s b" } else { "s m" };
         // The last label stays inside the picture.
         let at_end = nines(q) > scale.nines - 0.05;

@@ -35,7 +35,7 @@ fn picture(map: &HeatMap, scale: &HeatScale) -> Picture {
     if rows * columns <= TIP_CELLS {
         tell_cells(&mut p, map, scale, cell);
     } else {
-        paint_cells(&mut p, map, scale, cell);
+        paint_cells(&mut p, &map.values, scale, [LEFT, TOP], cell);
     }
     mark_hottest(&mut p, map, cell);
     axes(&mut p, map, [rows, columns], cell, bottom);
@@ -72,11 +72,17 @@ fn tell_cells(p: &mut Picture, map: &HeatMap, scale: &HeatScale, cell: [f64; 2])
 }
 
 /// One path per colour: as small as a picture of many cells can be.
-fn paint_cells(p: &mut Picture, map: &HeatMap, scale: &HeatScale, cell: [f64; 2]) {
+pub(super) fn paint_cells(
+    p: &mut Picture,
+    rows: &[Vec<f32>],
+    scale: &HeatScale,
+    [left, top]: [f64; 2],
+    cell: [f64; 2],
+) {
     for (level, class) in LEVEL_CLASS.iter().enumerate() {
         let mut data = String::new();
-        for (r, row) in map.values.iter().enumerate() {
-            let y = num(TOP + r as f64 * cell[1]);
+        for (r, row) in rows.iter().enumerate() {
+            let y = num(top + r as f64 * cell[1]);
             let mut c = 0;
             while c < row.len() {
                 let from = c;
@@ -84,7 +90,7 @@ fn paint_cells(p: &mut Picture, map: &HeatMap, scale: &HeatScale, cell: [f64; 2]
                     c += 1;
                 }
                 if c > from {
-                    let (x, w) = (LEFT + from as f64 * cell[0], (c - from) as f64 * cell[0]);
+                    let (x, w) = (left + from as f64 * cell[0], (c - from) as f64 * cell[0]);
                     let (h, w) = (num(cell[1]), num(w));
                     data.push_str(&format!("M{} {y}h{w}v{h}h-{w}z", num(x)));
                 } else {

@@ -100,7 +100,7 @@ fn summary(loads: &RankLoads) -> String {
     };
     let mean = known().map(|(_, b)| b).sum::<f64>() / known().count() as f64;
     format!(
-        "balancedness (mean ÷ max over ranks): {mean:.2} averaged over layers, {low:.2} in layer {}",
+        "balancedness (mean ÷ max of ranks): {mean:.2} mean of layers, {low:.2} in layer {}",
         worst as u64 + u64::from(loads.first_layer)
     )
 }

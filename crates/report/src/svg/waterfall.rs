@@ -6,7 +6,7 @@
 //! of each layer ringed.
 
 use super::axis::{Axis, HeatScale, stride};
-use super::heat::{LEVEL_CLASS, hottest};
+use super::heat::{LEVEL_CLASS, hottest, paint_cells};
 use super::waterfall_zoom::{PARTS, awaited, parts_legend, waits};
 use super::{Anchor, Picture, fit};
 use crate::fmt;
@@ -67,8 +67,9 @@ pub(crate) fn mean_parts(step: &StepWaterfall, l: usize) -> [f64; PARTS.len()] {
 }
 
 fn stacks(p: &mut Picture, step: &StepWaterfall) {
-    let longest = (0..step.layers.len()).map(|l| mean_parts(step, l).iter().sum::<f64>());
-    let axis = Axis::new(0.0, longest.fold(0.0, f64::max), 4);
+    let lengths = (0..step.layers.len()).map(|l| mean_parts(step, l).iter().sum::<f64>());
+    let longest = lengths.fold(0.0, f64::max);
+    let axis = Axis::new(0.0, longest, 4).until(longest * 1.04);
     let bottom = TOP + PLOT;
     for tick in &axis.ticks {
         let y = bottom - axis.at(*tick) * PLOT;
@@ -107,28 +108,14 @@ fn grid(p: &mut Picture, step: &StepWaterfall, ranks: usize, top: f64) {
     let row_px = row_height(ranks);
     let width = column_width(step);
     let spans = || step.layers.iter().flatten().map(|s| s.parts()[3]);
-    let scale = HeatScale::covering(spans());
+    let scale = HeatScale::spanning(spans());
     p.text([LEFT, top - 14.0], Anchor::Start, "b", "Expert time of every rank in every layer");
     p.text([WIDTH - RIGHT + 10.0, top - 14.0], Anchor::Start, "s m", "awaited in … layers");
-    let tips = ranks * step.layers.len() <= TIP_CELLS;
-    for (l, layer) in step.layers.iter().enumerate() {
-        for (r, span) in layer.iter().enumerate() {
-            let us = span.parts()[3];
-            let class = LEVEL_CLASS[scale.level(us).unwrap_or(0)];
-            let (x, y) = (LEFT + l as f64 * width, top + r as f64 * row_px);
-            let at = [x + 0.5, y + 0.25, width - 1.0, row_px - 0.5];
-            if tips {
-                let tip = format!("layer {}, rank {r}: {}", layer_number(step, l), fmt::us(us));
-                p.rect_tip(at, class, &tip);
-            } else {
-                p.rect(at, class);
-            }
-        }
-        if let Some(r) = awaited(layer) {
-            let y = top + (r as f64 + 0.5) * row_px;
-            let radius = (row_px * 0.26).clamp(1.5, 3.4);
-            p.circle([LEFT + (l as f64 + 0.5) * width, y], radius, "ring", "");
-        }
+    cells(p, step, ranks, &scale, top);
+    for (l, r) in step.layers.iter().enumerate().filter_map(|(l, row)| Some((l, awaited(row)?))) {
+        let y = top + (r as f64 + 0.5) * row_px;
+        let radius = (row_px * 0.26).clamp(1.5, 3.4);
+        p.circle([LEFT + (l as f64 + 0.5) * width, y], radius, "ring", "");
     }
     let every = stride(ranks, (ranks as f64 * row_px / 13.0) as usize);
     for r in (0..ranks).step_by(every) {
@@ -138,6 +125,26 @@ fn grid(p: &mut Picture, step: &StepWaterfall, ranks: usize, top: f64) {
     p.text_up([13.0, top + ranks as f64 * row_px / 2.0], "s m", "rank");
     awaited_bars(p, step, ranks, top);
     grid_legend(p, &scale, top + ranks as f64 * row_px + 16.0);
+}
+
+/// The cells of the grid, with tips where they are few enough.
+fn cells(p: &mut Picture, step: &StepWaterfall, ranks: usize, scale: &HeatScale, top: f64) {
+    let (width, row_px) = (column_width(step), row_height(ranks));
+    let expert = |l: usize, r: usize| step.layers[l].get(r).map_or(f64::NAN, |s| s.parts()[3]);
+    if ranks * step.layers.len() > TIP_CELLS {
+        let row = |r| (0..step.layers.len()).map(|l| expert(l, r) as f32).collect();
+        let rows: Vec<Vec<f32>> = (0..ranks).map(row).collect();
+        return paint_cells(p, &rows, scale, [LEFT, top], [width, row_px]);
+    }
+    for (l, layer) in step.layers.iter().enumerate() {
+        for r in 0..layer.len() {
+            let us = expert(l, r);
+            let (x, y) = (LEFT + l as f64 * width, top + r as f64 * row_px);
+            let at = [x + 0.5, y + 0.25, width - 1.0, row_px - 0.5];
+            let tip = format!("layer {}, rank {r}: {}", layer_number(step, l), fmt::us(us));
+            p.rect_tip(at, LEVEL_CLASS[scale.level(us).unwrap_or(0)], &tip);
+        }
+    }
 }
 
 /// How many layers wait for each rank, as bars beside the rows.
@@ -166,7 +173,7 @@ fn grid_legend(p: &mut Picture, scale: &HeatScale, y: f64) {
     }
     for (i, bound) in scale.bounds().iter().enumerate() {
         let x = LEFT + i as f64 * step;
-        p.text([x, y + 22.0], Anchor::Middle, "xs m", &format!("{bound:.0}"));
+        p.text([x, y + 22.0], Anchor::Middle, "xs m", &fmt::number(*bound));
     }
     let x = LEFT + LEVEL_CLASS.len() as f64 * step + 16.0;
     p.text([x, y + 8.0], Anchor::Start, "xs m", "µs in the experts of one layer");

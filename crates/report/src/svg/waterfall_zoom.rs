@@ -85,7 +85,7 @@ pub(crate) fn zoom_picture(step: &StepWaterfall, origin: TimeOrigin) -> Option<P
     p.text([LEFT, 35.0], Anchor::Start, "s m", &fit(&desc, WIDTH - LEFT, 11.0));
     parts_legend(&mut p, [LEFT, 48.0]);
     let longest = layer.iter().map(RankSpans::total_us).fold(0.0, f64::max);
-    let axis = Axis::new(0.0, longest, 8);
+    let axis = Axis::new(0.0, longest, 8).until(longest);
     let x = |us: f64| LEFT + axis.at(us) * (WIDTH - LEFT - RIGHT);
     for tick in &axis.ticks {
         p.line([x(*tick), TOP, x(*tick), bottom + 4.0], "grid");
@@ -104,7 +104,7 @@ pub(crate) fn zoom_picture(step: &StepWaterfall, origin: TimeOrigin) -> Option<P
         let class = if slowest == Some(r) { "s b" } else { "s m" };
         p.text([LEFT - 7.0, y + row_px / 2.0 + 4.0], Anchor::End, class, &r.to_string());
         if slowest == Some(r) {
-            let at = [WIDTH - RIGHT + 10.0, y + row_px / 2.0 + 4.0];
+            let at = [x(layer[r].total_us()) + 9.0, y + row_px / 2.0 + 4.0];
             p.rect(
                 [LEFT - 1.0, y + 0.5, x(layer[r].total_us()) - LEFT + 2.0, row_px - 1.0],
                 "frame",

@@ -179,6 +179,7 @@ pub struct Comparison {
     #[serde(deserialize_with = "num::one")]
     pub change: f64,
     /// Confidence interval of the change.
+    #[serde(deserialize_with = "num::pair")]
     pub interval: Option<(f64, f64)>,
     /// The largest (or, where higher is better, smallest) change that passes.
     pub limit: Option<f64>,
