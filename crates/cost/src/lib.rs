@@ -6,24 +6,34 @@
 //! get [`ExpertCoefficients`], plain numbers. Fits hold a fifth of the rows out by a hash of their
 //! key and report the error on rows they did not see.
 
+pub mod attention;
 mod basis;
+pub mod dense;
+mod draw;
 mod error;
+pub mod exchange;
 pub mod expert;
 pub mod fit;
 pub mod load_generator;
+pub mod parts;
 mod profile;
 mod report;
 mod residual;
 mod stats;
+mod step;
+pub mod switches;
 mod table;
 mod tables;
 
+pub use attention::AttentionLoad;
 pub use basis::{Basis, Origin};
+pub use draw::Draw;
 pub use error::CostError;
 pub use expert::{ExpertCoefficients, ExpertCurve, ExpertShape};
 pub use profile::{ExpertEntry, ExpertModel, PROFILE_SCHEMA, Profile};
 pub use report::{FitLine, FitReport, SetAside};
 pub use residual::{ResidualLine, ResidualRow, ResidualTable};
 pub use stats::{ErrorStats, quantile};
+pub use step::{Crossing, CurveNote, StepModel};
 pub use table::{Row, Table};
 pub use tables::Tables;

@@ -7,6 +7,9 @@
 //! experts into contiguous ranks, time the rank with most rows. The draws themselves are lost, so
 //! a cost is averaged over several draws, never taken at the average load.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use evenkeel_types::{hash3, unit_f64};
 
 /// How a benchmark spread its tokens over the experts.
@@ -79,13 +82,54 @@ impl LoadCase {
         let hottest = counts
             .chunks(local)
             .enumerate()
-            .max_by_key(|(i, chunk)| (total(chunk), std::cmp::Reverse(*i)))
+            .max_by_key(|(i, chunk)| (total(chunk), Reverse(*i)))
             .map_or(0, |(i, _)| i);
         let range = hottest * local..((hottest + 1) * local).min(counts.len());
         RankLoad {
             distinct_tokens: self.distinct(&counts, range.clone()),
             rows: counts[range].to_vec(),
         }
+    }
+
+    /// Load of the rank with most rows after the benchmark's balancer: copies go one by one to the
+    /// expert with most rows per copy until there are `slots`, rows are split evenly, and slots
+    /// are packed heaviest first onto the least loaded rank with room.
+    #[must_use]
+    pub fn hottest_after_balancing(&self, draw: u64, slots: u32) -> RankLoad {
+        let counts = self.counts(draw);
+        let mut copies = vec![1_u32; counts.len()];
+        for _ in self.experts..slots {
+            let per_copy = |e: &usize| f64::from(counts[*e]) / f64::from(copies[*e]);
+            let most = (0..counts.len()).max_by(|a, b| per_copy(a).total_cmp(&per_copy(b)));
+            let Some(most) = most else { break };
+            copies[most] += 1;
+        }
+        let mut pieces: Vec<u32> = counts
+            .iter()
+            .zip(&copies)
+            .flat_map(|(&m, &n)| (0..n).map(move |i| m / n + u32::from(i < m % n)))
+            .collect();
+        pieces.sort_unstable_by(|a, b| b.cmp(a));
+        let room = (slots / self.ranks.max(1)).max(1) as usize;
+        let mut ranks: Vec<(u64, Vec<u32>)> = vec![(0, Vec::new()); self.ranks.max(1) as usize];
+        let mut open: BinaryHeap<Reverse<(u64, usize)>> =
+            (0..ranks.len()).map(|rank| Reverse((0, rank))).collect();
+        for piece in pieces {
+            let Some(Reverse((sum, rank))) = open.pop() else { break };
+            ranks[rank].0 = sum + u64::from(piece);
+            ranks[rank].1.push(piece);
+            if ranks[rank].1.len() < room {
+                open.push(Reverse((ranks[rank].0, rank)));
+            }
+        }
+        // The first of equals is timed: packing heaviest first gives it the fewest active experts.
+        let most = ranks.iter().map(|(sum, _)| *sum).max().unwrap_or(0);
+        let (sum, rows) = ranks.into_iter().find(|(sum, _)| *sum == most).unwrap_or_default();
+        // Which tokens share a rank is not recorded; independent choices are assumed.
+        let tokens = f64::from(self.tokens);
+        let missed: f64 = rows.iter().map(|m| (1.0 - f64::from(*m) / tokens).max(0.0)).product();
+        let distinct = (tokens * (1.0 - missed)).round() as u64;
+        RankLoad { distinct_tokens: distinct.min(sum) as u32, rows }
     }
 
     /// Token t's i-th expert is `t + i·stride`, `stride = ⌈E / k⌉`, wrapped; fewer tokens than a
@@ -156,7 +200,7 @@ impl LoadCase {
     /// another over `k` columns of T tokens, so each holds an interval of tokens, wrapped.
     fn distinct(&self, counts: &[u32], range: std::ops::Range<usize>) -> u32 {
         let mut order: Vec<usize> = (0..counts.len()).collect();
-        order.sort_by_key(|e| std::cmp::Reverse(counts[*e]));
+        order.sort_by_key(|e| Reverse(counts[*e]));
         let tokens = u64::from(self.tokens.max(1));
         let mut intervals = Vec::new();
         let mut at = 0_u64;

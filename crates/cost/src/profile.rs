@@ -3,8 +3,11 @@
 use evenkeel_types::{ModelShape, Phase, WeightFormat};
 use serde::{Deserialize, Serialize};
 
+use crate::attention::AttentionProfile;
 use crate::basis::{Basis, Origin};
+use crate::dense::{DenseProfile, EngineConstants};
 use crate::error::CostError;
+use crate::exchange::ExchangeProfile;
 use crate::expert::{
     ExpertCoefficients, ExpertCurve, ExpertForm, ExpertShape, RankModel, TileModel,
 };
@@ -26,6 +29,14 @@ pub struct Profile {
     pub identity: String,
     /// Expert curves; the first of a phase is the one used where no engine is named.
     pub experts: Vec<ExpertEntry>,
+    /// Moving rows between ranks.
+    pub exchange: ExchangeProfile,
+    /// Attention.
+    pub attention: AttentionProfile,
+    /// Plain matrix products.
+    pub dense: DenseProfile,
+    /// What the engine adds.
+    pub engine: EngineConstants,
     /// What the fits reached.
     #[serde(default)]
     pub report: FitReport,
@@ -186,7 +197,6 @@ impl ExpertEntry {
         ExpertCurve {
             name: self.engine.clone(),
             form,
-            hidden: shape.hidden,
             residual,
             basis: self.basis_at(shape, at.is_some()),
         }

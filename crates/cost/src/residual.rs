@@ -1,8 +1,8 @@
 //! Residual tables: what a formula misses, by place, at most ±30 %.
 //!
-//! A table has one line per (local slots, hidden width) that was measured; along a line, factors
-//! stand at log-spaced token counts and are interpolated in between. Outside the measured lines
-//! the factor is 1, beyond a line's ends it stays constant.
+//! A table has one line per number of local slots that was measured; along a line, factors stand
+//! at log-spaced row counts of the rank and are interpolated in between. Outside the measured
+//! lines the factor is 1, beyond a line's ends it stays constant.
 
 use std::collections::BTreeMap;
 
@@ -17,22 +17,20 @@ const ROWS_MIN: usize = 3;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResidualTable {
-    /// Cells per doubling of the token count.
+    /// Cells per doubling of the rank's rows.
     pub cells_per_octave: f64,
-    /// One line per measured pair of slots and hidden width.
+    /// One line per measured number of slots.
     pub lines: Vec<ResidualLine>,
 }
 
-/// Corrections along the token count at one place.
+/// Corrections along the rows at one number of slots.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResidualLine {
     /// Local slots of the rank.
     pub slots: u32,
-    /// Hidden width.
-    pub hidden: u32,
     /// `(cell, thousandths of a natural logarithm)` in ascending order of cell; the centre of
-    /// cell c lies at `2^((c + ½) / cells_per_octave)` tokens.
+    /// cell c lies at `2^((c + ½) / cells_per_octave)` rows.
     pub cells: Vec<(i32, i32)>,
 }
 
@@ -41,10 +39,8 @@ pub struct ResidualLine {
 pub struct ResidualRow {
     /// Local slots of the rank.
     pub slots: u32,
-    /// Hidden width.
-    pub hidden: u32,
-    /// Tokens on the rank.
-    pub tokens: f64,
+    /// Rows on the rank.
+    pub rows: f64,
     /// `ln(measured / formula)`.
     pub log_ratio: f64,
 }
@@ -54,17 +50,16 @@ impl ResidualTable {
     /// row's weight and cut at ±30 %.
     #[must_use]
     pub fn fit(rows: &[ResidualRow], cells_per_octave: f64) -> Self {
-        let mut cells: BTreeMap<(u32, u32), BTreeMap<i32, Vec<f64>>> = BTreeMap::new();
+        let mut cells: BTreeMap<u32, BTreeMap<i32, Vec<f64>>> = BTreeMap::new();
         for row in rows {
-            let cell = (row.tokens.max(1.0).log2() * cells_per_octave).floor() as i32;
-            let line = cells.entry((row.slots, row.hidden)).or_default();
+            let cell = (row.rows.max(1.0).log2() * cells_per_octave).floor() as i32;
+            let line = cells.entry(row.slots).or_default();
             line.entry(cell).or_default().push(row.log_ratio);
         }
         let lines = cells
             .into_iter()
-            .map(|((slots, hidden), line)| ResidualLine {
+            .map(|(slots, line)| ResidualLine {
                 slots,
-                hidden,
                 cells: line
                     .into_iter()
                     .filter(|(_, ratios)| ratios.len() >= ROWS_MIN)
@@ -78,10 +73,10 @@ impl ResidualTable {
 
     /// Factor on the formula's time at a place; 1 where nothing was measured.
     #[must_use]
-    pub fn factor(&self, slots: u32, hidden: u32, tokens: f64) -> f64 {
-        let line = self.lines.iter().find(|l| l.slots == slots && l.hidden == hidden);
+    pub fn factor(&self, slots: u32, rows: f64) -> f64 {
+        let line = self.lines.iter().find(|l| l.slots == slots);
         line.map_or(1.0, |line| {
-            let place = tokens.max(1.0).log2() * self.cells_per_octave - 0.5;
+            let place = rows.max(1.0).log2() * self.cells_per_octave - 0.5;
             (line.at(place) / 1000.0).exp()
         })
     }
@@ -118,8 +113,8 @@ impl ResidualLine {
 mod tests {
     use super::*;
 
-    fn rows(tokens: f64, log_ratio: f64, count: usize) -> Vec<ResidualRow> {
-        vec![ResidualRow { slots: 8, hidden: 64, tokens, log_ratio }; count]
+    fn rows(rows: f64, log_ratio: f64, count: usize) -> Vec<ResidualRow> {
+        vec![ResidualRow { slots: 8, rows, log_ratio }; count]
     }
 
     #[test]
@@ -129,10 +124,10 @@ mod tests {
         all.extend(rows(100_000.0, 0.2, 2));
         let table = ResidualTable::fit(&all, 1.0);
         assert_eq!(table.lines[0].cells.len(), 2);
-        assert!((table.factor(8, 64, 2.0).ln() - 0.09).abs() < 1e-3);
-        assert!((table.factor(8, 64, 1e6) - 1.3).abs() < 1e-3);
-        assert!((table.factor(4, 64, 10.0) - 1.0).abs() < 1e-12);
-        let between = table.factor(8, 64, 100.0);
+        assert!((table.factor(8, 2.0).ln() - 0.09).abs() < 1e-3);
+        assert!((table.factor(8, 1e6) - 1.3).abs() < 1e-3);
+        assert!((table.factor(4, 10.0) - 1.0).abs() < 1e-12);
+        let between = table.factor(8, 100.0);
         assert!(between > 1.09 && between < 1.3, "{between}");
     }
 }

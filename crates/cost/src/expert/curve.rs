@@ -24,8 +24,6 @@ pub struct ExpertCurve {
     pub name: String,
     /// The formula.
     pub form: ExpertForm,
-    /// Hidden width, the key of the residual table.
-    pub hidden: u32,
     /// What the formula misses; empty for separable curves.
     #[serde(default)]
     pub residual: ResidualTable,
@@ -40,7 +38,6 @@ impl ExpertCurve {
         Self {
             name: name.to_owned(),
             form: ExpertForm::Separable(coefficients),
-            hidden: 0,
             residual: ResidualTable::default(),
             basis,
         }
@@ -79,7 +76,8 @@ impl ExpertCurve {
             return formula;
         }
         let slots = u32::try_from(rows_per_slot.len()).unwrap_or(u32::MAX);
-        formula * self.residual.factor(slots, self.hidden, f64::from(distinct_tokens))
+        let rows: f64 = rows_per_slot.iter().map(|m| f64::from(*m)).sum();
+        formula * self.residual.factor(slots, rows)
     }
 
     /// The same curve with every time multiplied by `share`: a slower rank, or an error band.

@@ -7,14 +7,21 @@
 mod coefficients;
 mod curve;
 mod deepgemm;
+mod fused;
+mod grouped;
 mod rank;
+mod rank_fit;
 mod tile;
+mod trtllm;
 
 pub use coefficients::ExpertCoefficients;
 pub use curve::{ExpertCurve, ExpertForm};
 pub use deepgemm::fit_deepgemm;
+pub use fused::{FusedKernel, fit_fused};
+pub use grouped::{GroupedDevice, fit_grouped};
 pub use rank::{RankForm, RankModel, RateSwitch};
 pub use tile::TileModel;
+pub use trtllm::fit_trtllm;
 
 use evenkeel_types::{ModelShape, WeightFormat};
 use serde::{Deserialize, Serialize};

@@ -6,14 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use super::{ExpertCoefficients, ExpertShape};
 
-/// A kernel switch: above so many tokens on the rank another rate holds.
+/// A kernel switch: from so many rows on the rank another rate holds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RateSwitch {
-    /// Tokens on the rank from which the second rate holds.
-    pub tokens: f64,
+    /// Rows on the rank from which the second rate holds …
+    pub rows: f64,
+    /// … or rows per slot, whichever comes later.
+    pub rows_per_slot: f64,
     /// The second rate, operations/µs.
     pub ops_per_us: f64,
+}
+
+impl RateSwitch {
+    /// True where the second rate holds.
+    #[must_use]
+    pub fn holds(&self, rows: f64, slots: f64) -> bool {
+        rows >= self.rows.max(self.rows_per_slot * slots)
+    }
 }
 
 /// A fused expert kernel of one engine on one device, in physical parameters.
@@ -31,7 +41,7 @@ pub struct RankModel {
     pub weight_bytes_per_us: f64,
     /// Rate of operations, operations/µs.
     pub ops_per_us: f64,
-    /// Second rate above a number of tokens.
+    /// Second rate above a number of rows.
     #[serde(default)]
     pub switch: Option<RateSwitch>,
     /// Exponent of the knee between reading and operations; 1 adds them.
@@ -58,9 +68,9 @@ pub struct RankForm {
     pub weight_us: f64,
     /// Operations of one row.
     pub row_ops_us: f64,
-    /// Tokens from which another row cost holds, and that cost.
+    /// Where another rate holds, and the operations of one row there.
     #[serde(default)]
-    pub switch: Option<(f64, f64)>,
+    pub switch: Option<(RateSwitch, f64)>,
     /// Exponent of the knee.
     pub power: f64,
     /// Rows of a tile.
@@ -82,7 +92,7 @@ impl RankModel {
             slot_us: self.slot_us,
             weight_us: shape.bytes() / self.weight_bytes_per_us,
             row_ops_us: row_ops_us(self.ops_per_us),
-            switch: self.switch.map(|s| (s.tokens, row_ops_us(s.ops_per_us))),
+            switch: self.switch.map(|s| (s, row_ops_us(s.ops_per_us))),
             power: self.power,
             tile_rows: self.tile_rows.max(1),
             row_us: self.row_element_us * (hidden + 1.5 * width),
@@ -98,7 +108,7 @@ impl RankForm {
     #[must_use]
     pub fn totals_us(&self, slots: f64, active: f64, tiled: f64, rows: f64, tokens: f64) -> f64 {
         let row_ops_us = match self.switch {
-            Some((from, after)) if tokens >= from => after,
+            Some((switch, after)) if switch.holds(rows, slots) => after,
             _ => self.row_ops_us,
         };
         let (read, work) = (active * self.weight_us, tiled * row_ops_us);
@@ -155,7 +165,7 @@ impl RankForm {
             slot_us: self.slot_us * share,
             weight_us: self.weight_us * share,
             row_ops_us: self.row_ops_us * share,
-            switch: self.switch.map(|(from, after)| (from, after * share)),
+            switch: self.switch.map(|(switch, after)| (switch, after * share)),
             row_us: self.row_us * share,
             token_us: self.token_us * share,
             ..*self
