@@ -8,13 +8,19 @@
 //! **Invariants.** Prefill and decode are never added up (law 5). Nothing here computes a time or
 //! a plan. A foreign record fills what it knows: absent is `None` or an empty list, never zero.
 
+mod aggregate;
 mod conserve;
+pub mod draw;
 mod header;
 mod loads;
 mod records;
 mod routes;
 mod window;
 
+pub use aggregate::{
+    LOG2_BUCKETS, LinkKey, LinkMatrix, LinkTraffic, LoadMatrix, Log2Histogram, PhaseLoad,
+    counts_by_slice,
+};
 pub use conserve::{BREACH_KINDS_MAX, Breach, Cause, Conservation, Law, StepTotals};
 pub use header::{MapVersion, TRACE_SCHEMA, TimeOrigin, TraceHeader};
 pub use loads::{StepLoad, StepLoads};
