@@ -67,7 +67,7 @@ impl Blocks {
                 next += BLOCK;
             } else {
                 let way = way(request.number, next as u64);
-                marks.add_token(placement, flat, request.first_token + next, way, lane);
+                marks.add_token::<_, true>(placement, flat, request.first_token + next, way, lane);
                 next += 1;
             }
         }
@@ -87,7 +87,13 @@ impl Request {
         for (block, counts) in self.counts.chunks_exact_mut(stride).enumerate() {
             for position in block * BLOCK..(block + 1) * BLOCK {
                 let way = way(self.number, position as u64);
-                marks.add_token(placement, flat, self.first_token + position, way, counts);
+                marks.add_token::<_, true>(
+                    placement,
+                    flat,
+                    self.first_token + position,
+                    way,
+                    counts,
+                );
             }
         }
     }

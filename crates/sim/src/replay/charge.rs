@@ -5,7 +5,6 @@
 //! the step exactly.
 
 use super::Replay;
-use super::exchange::gateway;
 use super::times::AttentionWork;
 use crate::{StepBatch, StepCost};
 use evenkeel_trace::LayerCell;
@@ -70,7 +69,7 @@ impl Replay<'_> {
             cost.exchange_ns += exchange[0] + exchange[1];
             imbalance += self.imbalance(layer, cost);
             if batch.wants_layers {
-                self.push_cells(batch, layer, exchange, arrived_ns, slowest_ns, cost);
+                self.push_cells(batch.start_ns, layer, exchange, [arrived_ns, slowest_ns], cost);
             }
         }
         cost.rows_max_over_mean = if layers == 0 { 1.0 } else { imbalance / layers as f64 };
@@ -143,16 +142,15 @@ impl Replay<'_> {
 
     fn push_cells(
         &self,
-        batch: &StepBatch<'_>,
+        start_ns: u64,
         layer: usize,
         exchange: [u64; 2],
-        arrived_ns: u64,
-        slowest_ns: u64,
+        [arrived_ns, slowest_ns]: [u64; 2],
         cost: &mut StepCost,
     ) {
         let placement = &self.placement;
         let ranks = placement.ranks;
-        let (_, kernel) = self.faults.kernel_at(batch.start_ns);
+        let (_, kernel) = self.faults.kernel_at(start_ns);
         let due = |rank: usize| {
             let arrival = &self.arrivals[rank];
             let late_ns = if layer == 0 { arrival.late_ns } else { 0 };
@@ -162,7 +160,7 @@ impl Replay<'_> {
         let first_done = self.expert_ns.iter().copied().min().unwrap_or(0);
         for rank in 0..ranks {
             let rows = &self.tally.rows[placement.rank_slots(layer, rank)];
-            let [bytes_out, bytes_in] = self.cell_bytes(batch.phase, layer, rank);
+            let [bytes_out, bytes_in] = self.cell_bytes(layer, rank);
             cost.cells.push(LayerCell {
                 attention_ns: self.arrivals[rank].attention_ns,
                 router_ns: self.arrivals[rank].rest_ns,
@@ -187,40 +185,14 @@ impl Replay<'_> {
     }
 
     /// Bytes that a rank sends and receives over both directions of a layer, its own rows left out.
-    fn cell_bytes(&self, phase: Phase, layer: usize, rank: usize) -> [u64; 2] {
-        let placement = &self.placement;
+    fn cell_bytes(&self, layer: usize, rank: usize) -> [u64; 2] {
         let (mut out, mut into) = (0, 0);
-        for other in (0..placement.ranks).filter(|other| *other != rank) {
-            out += self.units(phase, layer, rank, other);
-            into += self.units(phase, layer, other, rank);
+        for other in (0..self.placement.ranks).filter(|other| *other != rank) {
+            out += self.volumes.at(layer, rank, other);
+            into += self.volumes.at(layer, other, rank);
         }
         let [dispatch, back] = self.times.row_bytes();
         [out * dispatch + into * back, into * dispatch + out * back]
-    }
-
-    /// Rows (decode) or deduplicated tokens (prefill) that dispatch moves from a rank to another.
-    ///
-    /// Prefill counts both legs where they are: a token crosses once to the gateway of a node,
-    /// and the gateway sends it on to each rank that needs it.
-    pub(super) fn units(&self, phase: Phase, layer: usize, from: usize, to: usize) -> u64 {
-        let placement = &self.placement;
-        let (ranks, nodes) = (placement.ranks, placement.nodes);
-        let lane = |source| self.tally.lane(source);
-        if phase == Phase::Decode {
-            let rows = &self.tally.layout.rows(lane(from))[placement.rank_slots(layer, to)];
-            return rows.iter().map(|rows| u64::from(*rows)).sum();
-        }
-        let node = usize::from(placement.node[to]);
-        if placement.node[from] != placement.node[to] {
-            if gateway(placement, from, node) != to {
-                return 0;
-            }
-            return u64::from(self.tally.layout.nodes(lane(from))[layer * nodes + node]);
-        }
-        let sent_by = (0..ranks).filter(|source| gateway(placement, *source, node) == from);
-        let forwarded =
-            sent_by.map(|source| self.tally.layout.distinct(lane(source))[layer * ranks + to]);
-        forwarded.map(u64::from).sum()
     }
 }
 

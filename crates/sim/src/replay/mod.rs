@@ -7,6 +7,7 @@ mod placement;
 mod rows;
 mod tally;
 mod times;
+mod volumes;
 
 pub use times::{AttentionWork, StepTimes};
 
@@ -19,6 +20,7 @@ use evenkeel_types::{ExpertMap, NodeId, Phase, Topology};
 use exchange::Exchange;
 use placement::Placement;
 use tally::{FlatRoutes, Tally};
+use volumes::Volumes;
 
 /// Recorded routing on one map with one split, timed by cost curves.
 ///
@@ -32,6 +34,8 @@ pub struct Replay<'a> {
     blocks: Blocks,
     tally: Tally,
     exchange: Exchange,
+    /// Filled for traced steps alone.
+    volumes: Volumes,
     /// `[rank]`: share of the curves' speed.
     speed: Vec<f64>,
     /// `[from node * nodes + to node]`: fixed µs, and bytes per µs, of a rank's link.
@@ -79,6 +83,7 @@ impl<'a> Replay<'a> {
             blocks: Blocks::new(routes, &tally.layout),
             exchange: Exchange::new(&placement, topology, routes.top_k()),
             tally,
+            volumes: Volumes::default(),
             speed: topology.ranks().iter().map(|rank| rank.speed_share).collect(),
             links: link_classes(topology),
             decode_needs_distinct: needs_distinct(times),
@@ -134,6 +139,9 @@ impl Backend for Replay<'_> {
             self.tally.by_source(&self.placement, &self.flat, &mut self.blocks, batch);
         } else {
             self.tally.histogram(&self.placement, &self.flat, batch);
+        }
+        if batch.wants_layers || batch.wants_routing {
+            self.volumes.fill(batch.phase, &self.placement, &self.tally);
         }
         cost.misplaced_rows = self.misplaced(batch);
         self.charge(batch, cost);

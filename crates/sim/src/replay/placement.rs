@@ -26,7 +26,7 @@ pub(super) struct Placement {
     pub nodes: usize,
     /// `[flat]`: start in `entries` << 6, and a mask of the way: 0 or `WAYS - 1`.
     packed: Vec<u32>,
-    /// Slots by (flat, way); one entry for an expert that one copy serves alone.
+    /// Slot << 12 | rank by (flat, way); one entry for an expert that one copy serves alone.
     entries: Vec<u32>,
     /// Flat ids of the experts that several copies serve.
     pub shared: Vec<u16>,
@@ -47,6 +47,8 @@ pub(super) struct Placement {
 impl Placement {
     /// Most (layer, expert) pairs: flat ids are 16 bits wide. DeepSeek-V3 has 14,848.
     const FLAT_MAX: usize = 1 << 16;
+    /// Most slots over all layers and ranks; `Topology::RANKS_MAX` bounds the ranks at 2^12.
+    const SLOTS_MAX: usize = 1 << 20;
 
     pub(super) fn new(
         map: &ExpertMap,
@@ -79,6 +81,10 @@ impl Placement {
         }
         for layer in 0..layers {
             placement.add_layer(map, split, layer)?;
+        }
+        if placement.slots() > Self::SLOTS_MAX {
+            let found = placement.slots();
+            return Err(SimError::range("replay: slots of all layers", found, "at most 2^20"));
         }
         Ok(placement)
     }
@@ -114,7 +120,9 @@ impl Placement {
             for way in 0..SplitTable::WAYS {
                 let rank: RankId = split.host(layer, id, way);
                 match slots.get(rank.index()) {
-                    Some(&slot) if slot != u32::MAX => self.entries.push(slot),
+                    Some(&slot) if slot != u32::MAX => {
+                        self.entries.push(slot << 12 | u32::from(rank.0));
+                    }
                     _ => return Err(SimError::Misplaced { layer, expert: id, rank }),
                 }
             }
@@ -130,11 +138,18 @@ impl Placement {
         Ok(())
     }
 
+    /// The slot that serves a choice, and its rank.
+    #[inline]
+    pub(super) fn serve(&self, flat: u16, way: usize) -> (usize, usize) {
+        let packed = self.packed[usize::from(flat)] as usize;
+        let entry = self.entries[(packed >> 6) + (way & packed & (SplitTable::WAYS - 1))];
+        ((entry >> 12) as usize, (entry & 0xfff) as usize)
+    }
+
     /// The slot that serves a choice.
     #[inline]
-    pub(super) fn slot(&self, flat: u16, way: usize) -> u32 {
-        let packed = self.packed[usize::from(flat)] as usize;
-        self.entries[(packed >> 6) + (way & packed & (SplitTable::WAYS - 1))]
+    pub(super) fn slot(&self, flat: u16, way: usize) -> usize {
+        self.serve(flat, way).0
     }
 
     /// Whether one copy serves all of the expert's tokens.

@@ -42,8 +42,8 @@ impl Replay<'_> {
         for source in 0..ranks {
             for destination in (0..ranks).filter(|rank| *rank != source) {
                 let units = match way {
-                    Direction::Dispatch => self.units(phase, layer, source, destination),
-                    Direction::Return => self.units(phase, layer, destination, source),
+                    Direction::Dispatch => self.volumes.at(layer, source, destination),
+                    Direction::Return => self.volumes.at(layer, destination, source),
                 };
                 if units == 0 {
                     continue;

@@ -78,7 +78,7 @@ impl LaneLayout {
         &lane[self.slots..self.slots + self.ranks]
     }
 
-    /// `[layer * nodes + node]`: distinct tokens sent there.
+    /// `[layer * nodes + node]`: distinct tokens sent there; counted in prefill only.
     pub(super) fn nodes<'a>(&self, lane: &'a [u32]) -> &'a [u32] {
         &lane[self.slots + self.ranks..self.slots + self.ranks + self.nodes]
     }
@@ -106,8 +106,8 @@ impl Marks {
         self.now
     }
 
-    /// Adds one token's choices to a lane.
-    pub(super) fn add_token<C: Count>(
+    /// Adds one token's choices to a lane; `NODES`: also to the distinct tokens by node.
+    pub(super) fn add_token<C: Count, const NODES: bool>(
         &mut self,
         placement: &Placement,
         flat: &FlatRoutes,
@@ -120,16 +120,16 @@ impl Marks {
         for (layer, choices) in flat.row(token).chunks_exact(flat.top_k).enumerate() {
             let now = self.next();
             let ranks = &mut ranks[layer * placement.ranks..(layer + 1) * placement.ranks];
-            let nodes = &mut nodes[layer * placement.nodes..(layer + 1) * placement.nodes];
             for &choice in choices {
-                let slot = placement.slot(choice, way) as usize;
+                let (slot, rank) = placement.serve(choice, way);
                 slots[slot].add(true);
-                let rank = usize::from(placement.host[slot]);
                 ranks[rank].add(self.rank[rank] != now);
                 self.rank[rank] = now;
-                let node = usize::from(placement.node[rank]);
-                nodes[node].add(self.node[node] != now);
-                self.node[node] = now;
+                if NODES {
+                    let node = usize::from(placement.node[rank]);
+                    nodes[layer * placement.nodes + node].add(self.node[node] != now);
+                    self.node[node] = now;
+                }
             }
         }
     }
@@ -204,7 +204,7 @@ impl Tally {
                 }
                 for &choice in &placement.shared {
                     let count = std::mem::take(&mut self.counts[usize::from(choice)]);
-                    self.rows[placement.slot(choice, way) as usize] += u32::from(count);
+                    self.rows[placement.slot(choice, way)] += u32::from(count);
                 }
             }
         }
@@ -230,7 +230,7 @@ impl Tally {
                         for offset in 0..entry.tokens {
                             let way = way(entry.job, u64::from(entry.context + offset));
                             let token = entry.token + offset as usize;
-                            self.marks.add_token(placement, flat, token, way, lane);
+                            self.marks.add_token::<_, false>(placement, flat, token, way, lane);
                         }
                     }
                 }
@@ -250,7 +250,7 @@ fn take_alone(counts: &mut [u16; 1 << 16], placement: &Placement, rows: &mut [u3
     for flat in 0..placement.layers * placement.experts {
         if placement.is_alone(flat) {
             let count = std::mem::take(&mut counts[flat]);
-            rows[placement.slot(flat as u16, 0) as usize] += u32::from(count);
+            rows[placement.slot(flat as u16, 0)] += u32::from(count);
         }
     }
 }
