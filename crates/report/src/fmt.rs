@@ -145,7 +145,7 @@ fn group(s: &str) -> String {
     }
     let mut out = s[..start].to_owned();
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             out.push(THIN);
         }
         out.push(c);

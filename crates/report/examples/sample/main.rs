@@ -1,6 +1,7 @@
 //! Writes a report of synthetic data, to look at the page and its pictures:
 //! `cargo run -p evenkeel-report --example sample -- OUT_DIR`.
 
+#[path = "build.rs"]
 mod build;
 
 use std::{env, fs, io, path::PathBuf};

@@ -37,7 +37,7 @@ fn heat_table(report: &Report) -> String {
     let maps: Vec<_> = report.heat.iter().filter(|m| !m.values.is_empty()).collect();
     let Some(first) = maps.first() else { return String::new() };
     let mut heads = vec!["layer".to_owned()];
-    heads.extend(maps.iter().map(|m| format!("{}: expert, {}", m.title, m.unit)));
+    heads.extend(maps.iter().map(|m| format!("{}, {}", m.title, m.unit)));
     let layers = maps.iter().map(|m| m.values.len()).max().unwrap_or(0).min(TABLE_ROWS);
     let rows: Vec<Row> = (0..layers)
         .map(|l| {
@@ -45,7 +45,7 @@ fn heat_table(report: &Report) -> String {
             for m in &maps {
                 let top = m.values.get(l).and_then(|row| hottest(row));
                 cells.push(figure(&top.map_or(fmt::NONE.to_owned(), |(e, v)| {
-                    format!("{e}: {}", fmt::number(f64::from(v)))
+                    format!("expert {e}: {}", fmt::number(f64::from(v)))
                 })));
             }
             Row::new(cells)
@@ -88,7 +88,7 @@ pub(super) fn ranks(report: &Report) -> String {
     let Some(first) = maps.first() else { return out };
     let mut heads = vec!["layer".to_owned()];
     for m in &maps {
-        heads.push(format!("{}: highest rank, {}", m.title, m.unit));
+        heads.push(format!("{}, {}", m.title, m.unit));
         heads.push("balancedness".to_owned());
     }
     let layers = maps.iter().map(|m| m.values.len()).max().unwrap_or(0).min(TABLE_ROWS);
@@ -99,7 +99,7 @@ pub(super) fn ranks(report: &Report) -> String {
             for (m, balance) in maps.iter().zip(&balance) {
                 let top = m.values.get(l).and_then(|row| hottest(row));
                 cells.push(figure(&top.map_or(fmt::NONE.to_owned(), |(r, v)| {
-                    format!("{r}: {}", fmt::number(f64::from(v)))
+                    format!("rank {r}: {}", fmt::number(f64::from(v)))
                 })));
                 let b = balance.get(l).copied().unwrap_or(f64::NAN);
                 cells.push(figure(&fmt::number(b)));

@@ -94,7 +94,6 @@ pub(super) fn comparisons(report: &Report) -> String {
     let rows: Vec<Row> =
         report.comparisons.iter().map(|c| comparison(c, reach, report.origin)).collect();
     let axis = format!("−{0} … +{0}", fmt::percent(reach));
-    let axis = axis.replace('−', "\u{2212}");
     let heads =
         ["metric", "slice", "live", "candidate", "change", "interval", &axis, "limit", "result"];
     table(Width::Full, "comparisons", &heads, &rows)
