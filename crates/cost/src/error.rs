@@ -74,4 +74,7 @@ pub enum CostError {
         /// Rows needed.
         needed: usize,
     },
+    /// A model shape that contradicts itself.
+    #[error(transparent)]
+    Shape(#[from] evenkeel_types::ShapeError),
 }
