@@ -26,7 +26,7 @@ pub use error::{SimError, SinkError};
 pub use faults::{AttentionFault, Faults, KernelFault, LateRank};
 pub use machine::{Event, Machine};
 pub use outcome::Outcomes;
-pub use replay::{AttentionWork, Replay, StepTimes};
+pub use replay::{Replay, StepTimes};
 pub use run::{Gap, RequestOutcome, Run, RunTotals, StepSummary};
 pub use simulate::simulate;
 pub use sink::{NoSink, StepSink};

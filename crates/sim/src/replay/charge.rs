@@ -5,7 +5,6 @@
 //! the step exactly.
 
 use super::Replay;
-use super::times::AttentionWork;
 use crate::{StepBatch, StepCost};
 use evenkeel_trace::LayerCell;
 use evenkeel_types::Phase;
@@ -36,12 +35,12 @@ impl Replay<'_> {
     fn arrivals(&mut self, batch: &StepBatch<'_>) -> Entry {
         let mut entry = Entry { slowest_attention_ns: 0, slowest_ns: 0, slowest_late_ns: 0 };
         for rank in 0..self.placement.ranks {
-            let work = self.work[rank];
+            let load = self.loads[rank];
             let slow = self.speed[rank];
             let factor = self.faults.attention_at(batch.start_ns, rank) / slow;
             let arrival = Arrival {
-                attention_ns: to_ns(self.times.attention_us(batch.phase, &work) * factor),
-                rest_ns: to_ns(self.times.layer_rest_us(batch.phase, work.new_tokens) / slow),
+                attention_ns: to_ns(self.times.attention_us(batch.phase, &load) * factor),
+                rest_ns: to_ns(self.times.layer_rest_us(batch.phase, load.new_tokens) / slow),
                 late_ns: self.faults.late_at(batch.start_ns, rank),
             };
             let due = arrival.attention_ns + arrival.rest_ns;
@@ -69,12 +68,14 @@ impl Replay<'_> {
             cost.exchange_ns += exchange[0] + exchange[1];
             imbalance += self.imbalance(layer, cost);
             if batch.wants_layers {
-                self.push_cells(batch.start_ns, layer, exchange, [arrived_ns, slowest_ns], cost);
+                self.push_cells(batch, layer, exchange, [arrived_ns, slowest_ns], cost);
             }
         }
         cost.rows_max_over_mean = if layers == 0 { 1.0 } else { imbalance / layers as f64 };
-        let fullest = fullest(&self.work);
-        cost.rest_ns += to_ns(self.times.step_rest_us(batch.phase, &fullest));
+        let dense = entry.slowest_attention_ns as f64 * self.times.dense_layers();
+        cost.attention_ns += dense.round() as u64;
+        let fullest = self.tokens_by_rank.iter().copied().max().unwrap_or(0);
+        cost.rest_ns += to_ns(self.times.step_rest_us(batch.phase, fullest));
     }
 
     /// Fills `expert_ns` of a layer and accounts for the rank that it waited for; the slowest's ns.
@@ -105,13 +106,14 @@ impl Replay<'_> {
             return [0, 0];
         }
         let Self { exchange, placement, tally, tokens_by_rank, .. } = self;
-        let tokens = exchange.tokens(phase, placement, tally, tokens_by_rank, layer);
+        let crossing = exchange.crossing(phase, placement, tally, tokens_by_rank, layer);
+        let tokens = self.times.tokens_equivalent(phase, &crossing);
         let parts = [
             to_ns(self.times.dispatch_us(phase, tokens)),
             to_ns(self.times.combine_us(phase, tokens)),
         ];
         let whole: u64 = parts.iter().sum();
-        let share = self.times.overlap_share(phase).clamp(0.0, 1.0);
+        let share = self.times.overlap_share().clamp(0.0, 1.0);
         let hidden = ((whole as f64 * share).round() as u64).min(compute_ns);
         // What is hidden is taken from dispatch and return in proportion.
         let of_dispatch = (hidden as f64 * parts[0] as f64 / whole.max(1) as f64).round() as u64;
@@ -142,7 +144,7 @@ impl Replay<'_> {
 
     fn push_cells(
         &self,
-        start_ns: u64,
+        batch: &StepBatch<'_>,
         layer: usize,
         exchange: [u64; 2],
         [arrived_ns, slowest_ns]: [u64; 2],
@@ -150,7 +152,7 @@ impl Replay<'_> {
     ) {
         let placement = &self.placement;
         let ranks = placement.ranks;
-        let (_, kernel) = self.faults.kernel_at(start_ns);
+        let (_, kernel) = self.faults.kernel_at(batch.start_ns);
         let due = |rank: usize| {
             let arrival = &self.arrivals[rank];
             let late_ns = if layer == 0 { arrival.late_ns } else { 0 };
@@ -160,7 +162,7 @@ impl Replay<'_> {
         let first_done = self.expert_ns.iter().copied().min().unwrap_or(0);
         for rank in 0..ranks {
             let rows = &self.tally.rows[placement.rank_slots(layer, rank)];
-            let [bytes_out, bytes_in] = self.cell_bytes(layer, rank);
+            let [bytes_out, bytes_in] = self.cell_bytes(batch.phase, layer, rank);
             cost.cells.push(LayerCell {
                 attention_ns: self.arrivals[rank].attention_ns,
                 router_ns: self.arrivals[rank].rest_ns,
@@ -185,19 +187,13 @@ impl Replay<'_> {
     }
 
     /// Bytes that a rank sends and receives over both directions of a layer, its own rows left out.
-    fn cell_bytes(&self, layer: usize, rank: usize) -> [u64; 2] {
+    fn cell_bytes(&self, phase: Phase, layer: usize, rank: usize) -> [u64; 2] {
         let (mut out, mut into) = (0, 0);
         for other in (0..self.placement.ranks).filter(|other| *other != rank) {
             out += self.volumes.at(layer, rank, other);
             into += self.volumes.at(layer, other, rank);
         }
-        let [dispatch, back] = self.times.row_bytes();
+        let [dispatch, back] = self.times.row_bytes(phase);
         [out * dispatch + into * back, into * dispatch + out * back]
     }
-}
-
-/// The work of the rank with most new tokens, the first of equals.
-fn fullest(work: &[AttentionWork]) -> AttentionWork {
-    let most = work.iter().rev().max_by_key(|work| work.new_tokens);
-    most.copied().unwrap_or_default()
 }

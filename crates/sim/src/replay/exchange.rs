@@ -1,11 +1,12 @@
-//! How much a layer's exchange moves, as tokens per rank of a balanced one.
+//! How much the busiest rank of a layer's exchange moves.
 //!
-//! Exchange curves are measured on balanced routing with T tokens per rank. A layer's exchange
-//! ends with its busiest rank (COST-MODEL section 4: assumed, no measurement under skew exists),
-//! so it costs what a balanced one costs whose every rank moves as much as the busiest does here.
+//! Exchange curves are measured on balanced routing. A layer's exchange ends with its busiest rank
+//! (assumed: no measurement under skew exists), so it costs what a balanced one costs whose every
+//! rank moves as much as the busiest does here.
 
 use super::placement::Placement;
 use super::tally::Tally;
+use evenkeel_cost::Crossing;
 use evenkeel_types::{NodeId, Phase, Topology};
 
 /// Volumes of one replay's exchanges.
@@ -14,9 +15,6 @@ pub(super) struct Exchange {
     /// `[from node * nodes + to node]`: what a row costs there over what it should.
     weights: Vec<f64>,
     degraded: bool,
-    /// Distinct remote nodes and distinct ranks of a token under uniform routing.
-    balanced_nodes: f64,
-    balanced_ranks: f64,
     out: Vec<f64>,
     into: Vec<f64>,
 }
@@ -32,14 +30,10 @@ impl Exchange {
             }
         }
         let degraded = weights.iter().any(|weight| *weight > 1.0);
-        let (ranks, experts) = (placement.ranks as f64, placement.experts as f64);
-        let node_count = nodes as f64;
         Self {
             top_k: top_k as f64,
             weights,
             degraded,
-            balanced_nodes: (node_count - 1.0) * hit(experts, experts / node_count, top_k),
-            balanced_ranks: ranks * hit(experts, experts / ranks, top_k),
             out: vec![0.0; placement.ranks],
             into: vec![0.0; placement.ranks],
         }
@@ -54,15 +48,15 @@ impl Exchange {
         self.weights[usize::from(placement.node[from_rank]) * placement.nodes + to_node]
     }
 
-    /// Tokens per rank of the balanced exchange that takes as long as this layer's.
-    pub(super) fn tokens(
+    /// What a layer's busiest rank moves.
+    pub(super) fn crossing(
         &mut self,
         phase: Phase,
         placement: &Placement,
         tally: &Tally,
         tokens_by_rank: &[u32],
         layer: usize,
-    ) -> f64 {
+    ) -> Crossing {
         match phase {
             Phase::Decode => self.low_latency(placement, tally, tokens_by_rank, layer),
             Phase::Prefill => self.normal(placement, tally, layer),
@@ -77,7 +71,7 @@ impl Exchange {
         tally: &Tally,
         tokens_by_rank: &[u32],
         layer: usize,
-    ) -> f64 {
+    ) -> Crossing {
         let ranks = placement.ranks;
         if self.degraded {
             self.out.fill(0.0);
@@ -99,21 +93,21 @@ impl Exchange {
                 self.into[rank] = f64::from(rows);
             }
         }
-        largest(&self.out).max(largest(&self.into)) / self.top_k
+        Crossing { pairs: self.busiest(), ..Crossing::default() }
     }
 
     /// Normal: a token crosses to a node once, to the rank there that has its source's place, which
     /// forwards it once to every rank that needs it.
-    fn normal(&mut self, placement: &Placement, tally: &Tally, layer: usize) -> f64 {
-        let crossing = if placement.nodes > 1 {
-            self.fill_crossing(placement, tally, layer);
-            largest(&self.out).max(largest(&self.into)) / self.balanced_nodes
-        } else {
-            0.0
-        };
+    fn normal(&mut self, placement: &Placement, tally: &Tally, layer: usize) -> Crossing {
+        self.fill_crossing(placement, tally, layer);
+        let node_rows = self.busiest();
         self.fill_inside(placement, tally, layer);
-        let inside = largest(&self.out).max(largest(&self.into)) / self.balanced_ranks;
-        crossing.max(inside)
+        Crossing { node_rows, rank_rows: self.busiest(), ..Crossing::default() }
+    }
+
+    /// The larger direction of the busiest rank.
+    fn busiest(&self) -> f64 {
+        self.out.iter().chain(&self.into).copied().fold(0.0, f64::max)
     }
 
     fn fill_crossing(&mut self, placement: &Placement, tally: &Tally, layer: usize) {
@@ -154,29 +148,4 @@ impl Exchange {
 pub(super) fn gateway(placement: &Placement, source: usize, node: usize) -> usize {
     let (start, end) = (placement.node_starts[node], placement.node_starts[node + 1]);
     start + usize::from(placement.place[source]) % (end - start)
-}
-
-/// Probability that at least one of `top_k` different experts is among `local` of `experts`.
-fn hit(experts: f64, local: f64, top_k: usize) -> f64 {
-    let missed = (0..top_k).map(|taken| {
-        let left = experts - taken as f64;
-        if left <= local { 0.0 } else { 1.0 - local / left }
-    });
-    1.0 - missed.product::<f64>()
-}
-
-fn largest(values: &[f64]) -> f64 {
-    values.iter().copied().fold(0.0, f64::max)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uniform_hits_are_counted_exactly() {
-        // 2 of 4 experts chosen, 2 local: 1 - (2/4)(1/3).
-        assert!((hit(4.0, 2.0, 2) - 5.0 / 6.0).abs() < 1e-12);
-        assert!((hit(8.0, 8.0, 2) - 1.0).abs() < 1e-12);
-    }
 }

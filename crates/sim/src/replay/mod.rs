@@ -9,11 +9,12 @@ mod tally;
 mod times;
 mod volumes;
 
-pub use times::{AttentionWork, StepTimes};
+pub use times::StepTimes;
 
 use crate::{Backend, Faults, Group, SimError, StepBatch, StepCost};
 use blocks::Blocks;
 use charge::Arrival;
+use evenkeel_cost::AttentionLoad;
 use evenkeel_split::SplitTable;
 use evenkeel_trace::Routes;
 use evenkeel_types::{ExpertMap, NodeId, Phase, Topology};
@@ -44,7 +45,7 @@ pub struct Replay<'a> {
     decode_needs_distinct: bool,
     counted_by_source: bool,
     tokens_by_rank: Vec<u32>,
-    work: Vec<AttentionWork>,
+    loads: Vec<AttentionLoad>,
     arrivals: Vec<Arrival>,
     expert_ns: Vec<u64>,
 }
@@ -89,25 +90,25 @@ impl<'a> Replay<'a> {
             decode_needs_distinct: needs_distinct(times),
             counted_by_source: false,
             tokens_by_rank: vec![0; ranks],
-            work: vec![AttentionWork::default(); ranks],
+            loads: vec![AttentionLoad::default(); ranks],
             arrivals: vec![Arrival::default(); ranks],
             expert_ns: vec![0; ranks],
             placement,
         })
     }
 
-    fn measure_work(&mut self, batch: &StepBatch<'_>) {
+    fn measure_loads(&mut self, batch: &StepBatch<'_>) {
         for rank in 0..self.placement.ranks {
-            let mut work = AttentionWork::default();
+            let mut load = AttentionLoad::default();
             for entry in batch.rank(rank) {
                 let length = u64::from(entry.context) + u64::from(entry.tokens);
-                work.sequences += 1;
-                work.new_tokens += entry.tokens;
-                work.context_tokens += length;
-                work.context_products += f64::from(entry.tokens) * length as f64;
+                load.sequences += 1;
+                load.new_tokens += entry.tokens;
+                load.context_tokens += length;
+                load.context_products += f64::from(entry.tokens) * length as f64;
             }
-            self.tokens_by_rank[rank] = work.new_tokens;
-            self.work[rank] = work;
+            self.tokens_by_rank[rank] = load.new_tokens;
+            self.loads[rank] = load;
         }
     }
 
@@ -129,7 +130,7 @@ impl Backend for Replay<'_> {
     }
 
     fn step(&mut self, batch: &StepBatch<'_>, cost: &mut StepCost) -> Result<(), SimError> {
-        self.measure_work(batch);
+        self.measure_loads(batch);
         self.counted_by_source = batch.phase == Phase::Prefill
             || batch.wants_layers
             || batch.wants_routing

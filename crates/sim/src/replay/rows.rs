@@ -38,7 +38,7 @@ impl Replay<'_> {
     /// Low latency sends every row on its own; normal mode sends one message per pair of ranks.
     fn push_links(&self, phase: Phase, layer: usize, way: Direction, cost: &mut StepCost) {
         let ranks = self.placement.ranks;
-        let bytes = self.times.row_bytes()[usize::from(way == Direction::Return)];
+        let bytes = self.times.row_bytes(phase)[usize::from(way == Direction::Return)];
         for source in 0..ranks {
             for destination in (0..ranks).filter(|rank| *rank != source) {
                 let units = match way {

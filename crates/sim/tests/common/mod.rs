@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "each test and benchmark uses its own part")]
 
-use evenkeel_cost::{Basis, ExpertCoefficients, ExpertCurve, Origin};
-use evenkeel_sim::{AttentionWork, StepTimes};
-use evenkeel_trace::{RecordedRequest, Routes};
+use evenkeel_cost::{AttentionLoad, Basis, Crossing, ExpertCoefficients, ExpertCurve, Origin};
+use evenkeel_sim::{GroupConfig, Job, Role, SinkError, StepSink, StepTimes};
+use evenkeel_trace::{RecordedRequest, Routes, StepRecord};
 use evenkeel_types::{ModelShape, Phase, SliceId, hash3, unit_f64};
 
 /// Curves that can be added up by hand.
@@ -17,6 +17,7 @@ pub struct HandCurves {
     pub step_rest_us: f64,
     pub experts: ExpertCurve,
     pub overlap_share: f64,
+    pub top_k: f64,
 }
 
 impl HandCurves {
@@ -47,13 +48,26 @@ impl HandCurves {
             step_rest_us: 100.0,
             experts: ExpertCurve::separable("by hand", coefficients, basis),
             overlap_share: 0.0,
+            top_k: 1.0,
         }
     }
 }
 
 impl StepTimes for HandCurves {
-    fn attention_us(&self, _: Phase, work: &AttentionWork) -> f64 {
-        self.attention_us + self.attention_us_per_context * work.context_tokens as f64
+    fn attention_us(&self, _: Phase, load: &AttentionLoad) -> f64 {
+        self.attention_us + self.attention_us_per_context * load.context_tokens as f64
+    }
+
+    fn dense_layers(&self) -> f64 {
+        0.0
+    }
+
+    /// Decode: rows by top-k. Prefill: what crosses weighs four times what is forwarded.
+    fn tokens_equivalent(&self, phase: Phase, crossing: &Crossing) -> f64 {
+        match phase {
+            Phase::Decode => crossing.pairs / self.top_k,
+            Phase::Prefill => (4.0 * crossing.node_rows).max(crossing.rank_rows),
+        }
     }
 
     fn layer_rest_us(&self, _: Phase, _: u32) -> f64 {
@@ -68,7 +82,7 @@ impl StepTimes for HandCurves {
         self.combine_us_per_token * tokens
     }
 
-    fn step_rest_us(&self, _: Phase, _: &AttentionWork) -> f64 {
+    fn step_rest_us(&self, _: Phase, _: u32) -> f64 {
         self.step_rest_us
     }
 
@@ -76,11 +90,11 @@ impl StepTimes for HandCurves {
         &self.experts
     }
 
-    fn overlap_share(&self, _: Phase) -> f64 {
+    fn overlap_share(&self) -> f64 {
         self.overlap_share
     }
 
-    fn row_bytes(&self) -> [u64; 2] {
+    fn row_bytes(&self, _: Phase) -> [u64; 2] {
         [100, 200]
     }
 }
@@ -138,4 +152,63 @@ pub fn routing(
         }
     }
     Routes::new(shape, recorded, ids).unwrap()
+}
+
+/// Recorded requests with these (prompt, output) tokens in slice 0; the ids are `ids[token][..]`
+/// over all layers and choices.
+pub fn recorded(shape: &ModelShape, lengths: &[(u32, u32)], ids: Vec<u16>) -> Routes {
+    let mut first_token = 0;
+    let mut requests = Vec::new();
+    for (index, &(prompt_tokens, output)) in lengths.iter().enumerate() {
+        let tokens = prompt_tokens + output;
+        let (request, slice) = (index as u64, SliceId(0));
+        requests.push(RecordedRequest { request, slice, first_token, prompt_tokens, tokens });
+        first_token += tokens as usize;
+    }
+    Routes::new(shape, requests, ids).unwrap()
+}
+
+/// Jobs that replay the recorded requests in order, with these arrivals.
+pub fn jobs(arrivals_ns: &[u64]) -> Vec<Job> {
+    let job = |(index, &arrival_ns): (usize, &u64)| Job {
+        job: index as u64,
+        slice: SliceId(0),
+        recorded: index,
+        arrival_ns,
+        decoded: 0,
+    };
+    arrivals_ns.iter().enumerate().map(job).collect()
+}
+
+/// Roomy limits.
+pub fn config(role: Role) -> GroupConfig {
+    GroupConfig {
+        role,
+        decode_sequences_per_rank: 64,
+        prefill_tokens_per_rank: 1024,
+        prefill_steps_in_row_max: 4,
+        kv_blocks_per_rank: 4096,
+        kv_block_tokens: 16,
+    }
+}
+
+/// Keeps every record whole.
+#[derive(Default)]
+pub struct Keep {
+    pub records: Vec<StepRecord>,
+}
+
+impl StepSink for Keep {
+    fn wants_routing(&self, _step: u64) -> bool {
+        true
+    }
+
+    fn wants_layers(&self) -> bool {
+        true
+    }
+
+    fn record(&mut self, step: &StepRecord) -> Result<(), SinkError> {
+        self.records.push(step.clone());
+        Ok(())
+    }
 }
