@@ -1,6 +1,8 @@
 //! Which faults are there, and what does each cost? Detection, naming, Shapley shares.
 
-use crate::effects::{Against, Residuals, common_shift, lateness, slow_kernels, slow_ranks};
+use crate::effects::{
+    Against, Residuals, common_level, common_shift, lateness, slow_kernels, slow_ranks,
+};
 use crate::expect::Expectation;
 use crate::frame::Stage;
 use crate::heal::{
@@ -115,25 +117,32 @@ fn beyond_chance(window: &Window) -> bool {
 
 fn detect(now: Seen<'_>, baseline: Option<Seen<'_>>, expectation: &Expectation<'_>) -> Effects {
     let window = now.window;
-    let experts = Residuals::of(window, Stage::Expert);
-    let old = baseline.map(|old| (old.window, Residuals::of(old.window, Stage::Expert)));
+    let residuals = |stage| {
+        let old = baseline.map(|old| (old.window, Residuals::of(old.window, stage, None)));
+        let now = Residuals::of(window, stage, old.as_ref().map(|(_, residuals)| residuals));
+        (now, old)
+    };
+    let (experts, old) = residuals(Stage::Expert);
     let old = old.as_ref().map(|(window, residuals)| (*window, residuals));
     let mut kernels = slow_kernels(window, &experts, old);
     if kernels.is_empty() {
         kernels = common_shift(window, &experts, old, expectation.expert_error_share());
     }
     let slow = slow_ranks(window, &experts);
-    let attention = Residuals::of(window, Stage::Attention);
+    let (attention, old) = residuals(Stage::Attention);
+    let old = old.as_ref().map(|(window, residuals)| (*window, residuals));
+    let attention_kernels =
+        common_shift(window, &attention, old, expectation.attention_error_share());
     let mut slow_attention = slow_ranks(window, &attention);
     slow_attention.retain(|effect| slow.iter().any(|slow| slow.rank == effect.rank));
     let lateness = lateness(window, &slow_attention);
     let way = |stage| {
-        let residuals = Residuals::of(window, stage);
-        let old = baseline.map(|old| (old.window, Residuals::of(old.window, stage)));
+        let (residuals, old) = residuals(stage);
         let old = old.as_ref().map(|(window, residuals)| (*window, residuals));
         Way {
             ranks: slow_ranks(window, &residuals),
             common: common_shift(window, &residuals, old, expectation.exchange_error_share()),
+            level: common_level(window, &residuals),
         }
     };
     let link = link_effect(
@@ -145,6 +154,7 @@ fn detect(now: Seen<'_>, baseline: Option<Seen<'_>>, expectation: &Expectation<'
     );
     Effects {
         kernels,
+        attention_kernels,
         slow,
         slow_attention,
         lateness,

@@ -18,6 +18,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) hot: &'a [HotExpert],
     pub(crate) waited: &'a [RankShare],
     pub(crate) dispatch_gap: Option<f64>,
+    /// Smallest cost of a cause, ns per step.
+    pub(crate) least_ns: f64,
 }
 
 /// A cause and its cost in the slowest steps, ns.
@@ -31,7 +33,7 @@ pub(crate) fn causes(scene: &Scene<'_>) -> Vec<Costed> {
     let step_ns = scene.window.mean(|_, frame| frame.observed_ns);
     let mut found = Vec::new();
     for (player, mean_ns, at_p99_ns) in &scene.attribution.shares.of {
-        for (mut cause, share) in scene.of_player(*player) {
+        for (mut cause, share) in scene.of_player(*player, *mean_ns) {
             cause.ms_per_step = mean_ns * share / 1e6;
             cause.share_of_step = if step_ns > 0.0 { mean_ns * share / step_ns } else { 0.0 };
             found.push(Costed { cause, at_p99_ns: at_p99_ns * share });
@@ -66,7 +68,7 @@ impl Scene<'_> {
         (from > 0).then(|| self.window.frames[from].step)
     }
 
-    fn of_player(&self, player: Player) -> Vec<(Cause, f64)> {
+    fn of_player(&self, player: Player, cost_ns: f64) -> Vec<(Cause, f64)> {
         match player {
             Player::Kernel => vec![(self.kernel(), 1.0)],
             Player::SlowRank => self.slow_rank(),
@@ -74,13 +76,17 @@ impl Scene<'_> {
             Player::LateRank => self.late_rank(),
             Player::AttentionSkew => vec![(self.attention(), 1.0)],
             Player::UnevenCopies => vec![(self.uneven_copies(), 1.0)],
-            Player::Placement => {
-                placement_parts(self.window, self.attribution, self.map, self.expectation)
-                    .into_iter()
-                    .map(|part| (self.placement(&part), part.share))
-                    .collect()
-            }
+            Player::Placement => self
+                .placement_parts(cost_ns)
+                .into_iter()
+                .map(|part| (self.placement(&part), part.share))
+                .collect(),
         }
+    }
+
+    fn placement_parts(&self, cost_ns: f64) -> Vec<PlacementPart> {
+        let share_min = if cost_ns > 0.0 { self.least_ns / cost_ns } else { 0.0 };
+        placement_parts(self.window, self.attribution, self.map, self.expectation, share_min)
     }
 
     fn kernel(&self) -> Cause {
@@ -95,6 +101,15 @@ impl Scene<'_> {
                 effect.level.value.exp(),
                 against_words(&effect.against)
             ));
+        }
+        for effect in &self.attribution.effects.attention_kernels {
+            evidence.push(format!(
+                "attention takes {:.2} times as long for equal KV on all ranks, against {}",
+                effect.level.value.exp(),
+                against_words(&effect.against)
+            ));
+            since = self.since(effect.level.from);
+            place.kernel = Some("attention".to_owned());
         }
         if let Some(worst) = worst {
             since = self.since(worst.level.from);

@@ -21,7 +21,7 @@ use evenkeel_cost::StepModel;
 use evenkeel_types::{Phase, Policy};
 
 /// An exchange below this share of a step does not bound it.
-const EXCHANGE_SHARE_MIN: f64 = 0.35;
+const EXCHANGE_SHARE_MIN: f64 = 0.25;
 /// Sequences or context per rank must change by this share to be called another batch shape.
 const SHAPE_CHANGE_MIN: f64 = 0.05;
 
@@ -62,7 +62,7 @@ pub fn diagnose(
 
     let expectation = Expectation::new(model, now, options.phase);
     let window = Window::of(now, &selection, &expectation, options);
-    let rates = rates_of(&window, &selection);
+    let rates = rates_of(&window, now, &selection);
     let seen = Seen { window: &window, rates: &rates };
     let old = selected
         .filter(|(old, old_selection)| {
@@ -71,7 +71,7 @@ pub fn diagnose(
         .map(|(old, old_selection)| {
             let expectation = Expectation::new(model, old, options.phase);
             let window = Window::of(old, &old_selection, &expectation, options);
-            let rates = rates_of(&window, &old_selection);
+            let rates = rates_of(&window, old, &old_selection);
             (old, window, rates)
         });
     let old_seen = old.as_ref().map(|(_, window, rates)| Seen { window, rates });
@@ -99,6 +99,7 @@ pub fn diagnose(
             hot: &answer.hot_experts,
             waited: &answer.waited_for,
             dispatch_gap: answer.gaps.dispatch_gap,
+            least_ns: options.cause_min_share * window.mean(|_, frame| frame.observed_ns),
         };
         causes(&scene)
     };
@@ -217,8 +218,13 @@ fn usable(
     false
 }
 
-fn rates_of(window: &Window, selection: &Selection<'_>) -> PairRates {
-    pair_rates(&window.node, selection.steps.iter().flat_map(|step| &step.links))
+fn rates_of(
+    window: &Window,
+    observation: &Observation<'_>,
+    selection: &Selection<'_>,
+) -> PairRates {
+    let rows = selection.steps.iter().flat_map(|step| &step.links);
+    pair_rates(&window.node, rows, &observation.topology.inter)
 }
 
 /// Fills what is measured, whatever the causes.
@@ -425,7 +431,7 @@ fn prefill_cause(ns: f64, before: f64, slowdown: &Slowdown) -> Cause {
 fn communication_bound(answer: &mut Diagnosis, window: &Window, attribution: &Attribution) {
     let (layers, ranks) = (window.layers, window.ranks);
     let sum = |stage| window.mean(|_, f| f.over_layers(layers, ranks, |cell| f.at(stage, cell)));
-    let exchange = window.exchange_share * (sum(Stage::Dispatch) + sum(Stage::Return));
+    let exchange = sum(Stage::Dispatch) + sum(Stage::Return);
     let experts = sum(Stage::Expert);
     let part = share(exchange, &answer.slowdown);
     let map_helps = attribution.players.contains(&Player::Placement);

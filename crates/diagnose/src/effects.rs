@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 pub(crate) struct Residuals {
     /// `[frame][cell]`.
     ln: Vec<Vec<f64>>,
+    /// Change with ln(work), and the ln(work) at which it changes nothing.
+    slope: f64,
+    center: f64,
 }
 
 /// A departure smaller than this (3 %) is not told from a curve's shape.
@@ -25,7 +28,9 @@ const RANKS_FOR_SPREAD: usize = 5;
 const ERRORS_MIN: f64 = 5.0;
 
 impl Residuals {
-    pub(crate) fn of(window: &Window, stage: Stage) -> Self {
+    /// Residuals of a window; `like` another window's, with the same slope, so that the two can
+    /// be compared. The exchange has one time per layer for all ranks, too few for a slope.
+    pub(crate) fn of(window: &Window, stage: Stage, like: Option<&Self>) -> Self {
         let mut ln: Vec<Vec<f64>> = window
             .frames
             .iter()
@@ -38,13 +43,17 @@ impl Residuals {
                     .collect()
             })
             .collect();
-        let slope = slope(window, stage, &ln);
+        let (slope, center) = match (like, stage) {
+            (Some(like), _) => (like.slope, like.center),
+            (None, Stage::Expert) => slope(window, stage, &ln),
+            (None, _) => (0.0, 0.0),
+        };
         for (frame, ln) in window.frames.iter().zip(&mut ln) {
             for (cell, value) in ln.iter_mut().enumerate().filter(|(_, value)| value.is_finite()) {
-                *value -= slope * frame.expects(stage, cell).ln();
+                *value -= slope * (frame.expects(stage, cell).ln() - center);
             }
         }
-        Self { ln }
+        Self { ln, slope, center }
     }
 
     /// Per frame: median over layers of the cross-rank (lower) median.
@@ -88,9 +97,10 @@ impl Residuals {
 
 /// Change of the residual with the logarithm of the work, estimated within (frame, rank) over
 /// layers, so that neither a slow rank nor a fault that begins midway looks like a slope.
-/// 0 where it is not beyond noise.
-fn slope(window: &Window, stage: Stage, ln: &[Vec<f64>]) -> f64 {
+/// 0 where it is not beyond noise. With the mean of ln(work).
+fn slope(window: &Window, stage: Stage, ln: &[Vec<f64>]) -> (f64, f64) {
     let (mut xx, mut xy, mut yy, mut n) = (0.0, 0.0, 0.0, 0.0_f64);
+    let (mut sum, mut cells) = (0.0, 0.0_f64);
     for (frame, ln) in window.frames.iter().zip(ln) {
         for rank in 0..window.ranks {
             let points: Vec<(f64, f64)> = (0..window.layers)
@@ -110,14 +120,17 @@ fn slope(window: &Window, stage: Stage, ln: &[Vec<f64>]) -> f64 {
                 yy += y * y;
             }
             n += count - 1.0;
+            sum += mx;
+            cells += count;
         }
     }
+    let center = sum / cells.max(1.0);
     if xx <= 1e-9 || n < 8.0 {
-        return 0.0;
+        return (0.0, center);
     }
     let slope = xy / xx;
     let error = ((yy - slope * xy).max(0.0) / n / xx).sqrt();
-    if slope.abs() < 3.0 * error { 0.0 } else { slope.clamp(-0.5, 0.5) }
+    if slope.abs() < 3.0 * error { (0.0, center) } else { (slope.clamp(-0.5, 0.5), center) }
 }
 
 /// Median of the finite values, the lower one of two: with two ranks the healthy one is the norm.
@@ -197,6 +210,11 @@ pub(crate) fn common_shift(
         return accept(change, LN_MIN, Against::Earlier(None));
     }
     accept(level, (1.0 + 2.0 * error_share).ln().max(0.1), Against::Profile)
+}
+
+/// What all ranks share against the profile, beyond its error or not.
+pub(crate) fn common_level(window: &Window, residuals: &Residuals) -> Level {
+    last_level(&residuals.common(window), LN_MIN)
 }
 
 fn accept(level: Level, least: f64, against: Against) -> Vec<CommonEffect> {

@@ -82,11 +82,13 @@ impl<'a> Expectation<'a> {
                     self.tokens_equivalent(sent, frame.rows[cell], frame.tokens[cell])
                 })
                 .collect();
+            // What the engine hides behind computation is no span.
+            let exposed = 1000.0 * (1.0 - self.model.overlap_share());
             let busiest = tokens.iter().copied().fold(0.0, f64::max);
             for stage in [Stage::Dispatch, Stage::Return] {
                 let curve = |tokens| match stage {
-                    Stage::Dispatch => 1000.0 * self.model.dispatch_us(self.phase, tokens),
-                    _ => 1000.0 * self.model.combine_us(self.phase, tokens),
+                    Stage::Dispatch => exposed * self.model.dispatch_us(self.phase, tokens),
+                    _ => exposed * self.model.combine_us(self.phase, tokens),
                 };
                 let times = cells.clone().map(|cell| frame.at(stage, cell));
                 let (least, most) =
@@ -110,19 +112,23 @@ impl<'a> Expectation<'a> {
         self.model.tokens_equivalent(self.phase, &crossing)
     }
 
-    /// Share of the exchange that counts: the engine hides the rest behind computation.
-    pub(crate) fn exchange_share(&self) -> f64 {
-        1.0 - self.model.overlap_share()
-    }
-
     /// Error of the expert curve, as a share.
     pub(crate) fn expert_error_share(&self) -> f64 {
         self.experts().basis.error_share
     }
 
+    /// Error of the attention curve, as a share.
+    pub(crate) fn attention_error_share(&self) -> f64 {
+        self.error_share("attention")
+    }
+
     /// Error of the exchange's curves, as a share.
     pub(crate) fn exchange_error_share(&self) -> f64 {
-        let name = format!("{} exchange", self.phase);
+        self.error_share("exchange")
+    }
+
+    fn error_share(&self, part: &str) -> f64 {
+        let name = format!("{} {part}", self.phase);
         let notes = self.model.notes();
         let errors = notes.iter().filter(|note| note.curve == name).map(|note| note.error_share);
         errors.fold(0.05, f64::max)

@@ -36,6 +36,8 @@ const _: () = assert!(Player::ALL.len() <= PLAYERS_MAX);
 pub(crate) struct Effects {
     /// Shifts of expert time on all ranks.
     pub(crate) kernels: Vec<CommonEffect>,
+    /// Shifts of attention time on all ranks.
+    pub(crate) attention_kernels: Vec<CommonEffect>,
     /// Ranks whose experts are slow.
     pub(crate) slow: Vec<RankEffect>,
     /// The same ranks' attention, where that is slow too.
@@ -71,7 +73,7 @@ const BEFORE: Mask = only(Player::SlowRank) | only(Player::LateRank) | only(Play
 const EXCHANGE: Mask = only(Player::SlowLink);
 
 impl Effects {
-    fn active<'a>(effects: &'a [RankEffect], rank: usize, index: usize) -> Option<&'a RankEffect> {
+    fn active(effects: &[RankEffect], rank: usize, index: usize) -> Option<&RankEffect> {
         effects.iter().find(|effect| effect.rank == rank && index >= effect.level.from)
     }
 
@@ -118,6 +120,10 @@ impl Effects {
             attention /= effect.level.value.exp();
             router /= effect.level.value.exp();
         }
+        if has(mask, Player::Kernel) {
+            let effect = self.attention_kernels.iter().find(|e| index >= e.level.from);
+            attention /= effect.map_or(1.0, |effect| effect.level.value.exp());
+        }
         if has(mask, Player::AttentionSkew)
             && let Some(factors) = &self.attention
         {
@@ -158,7 +164,7 @@ impl Effects {
                     self.exchange(frame, index, cell, cell % ranks, mask, stage)
                 })
             };
-            window.exchange_share * (sum(Stage::Dispatch) + sum(Stage::Return))
+            sum(Stage::Dispatch) + sum(Stage::Return)
         });
         parts.expert[mask & EXPERT] = Some(expert);
         parts.before[mask & BEFORE] = Some(before);

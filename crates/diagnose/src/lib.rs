@@ -19,6 +19,7 @@ mod diagnosis;
 mod effects;
 mod expect;
 mod frame;
+mod group;
 mod heal;
 mod input;
 mod links;
@@ -32,4 +33,5 @@ pub use diagnosis::{
     Cause, CauseKind, Diagnosis, Gaps, HotExpert, LayerBalance, MapBound, MixShift, Part, Place,
     RankShare, SliceShare, Slowdown, Utilisation, Verdict,
 };
+pub use group::{LargerBatch, larger_batch};
 pub use input::{DiagnoseError, Observation, Options};

@@ -2,9 +2,10 @@
 
 use crate::effects::{Against, CommonEffect, LN_MIN, RankEffect};
 use crate::frame::Stage;
-use crate::stats::median;
+use crate::stats::{Level, median};
 use crate::window::Window;
 use evenkeel_trace::LinkRow;
+use evenkeel_types::LinkClass;
 use std::collections::BTreeMap;
 
 /// Exchange that takes longer for equal bytes.
@@ -52,22 +53,43 @@ impl LinkEffect {
 pub(crate) struct Way {
     pub(crate) ranks: Vec<RankEffect>,
     pub(crate) common: Vec<CommonEffect>,
+    /// Against the profile, beyond its error or not.
+    pub(crate) level: Level,
 }
 
-/// Median service per byte between nodes: `(source node, destination node)` → ns per byte.
-pub(crate) type PairRates = BTreeMap<(usize, usize), f64>;
+/// Median service per byte between nodes, the class's fixed time taken off:
+/// `(source node, destination node)` → ns per byte.
+pub(crate) struct PairRates {
+    pairs: BTreeMap<(usize, usize), f64>,
+    /// What the topology says, ns per byte.
+    nominal: f64,
+}
 
 /// Rates of every ordered pair of different nodes in the examined steps.
-pub(crate) fn pair_rates<'a>(node: &[usize], rows: impl Iterator<Item = &'a LinkRow>) -> PairRates {
+pub(crate) fn pair_rates<'a>(
+    node: &[usize],
+    rows: impl Iterator<Item = &'a LinkRow>,
+    class: &LinkClass,
+) -> PairRates {
     let mut seen: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
     for row in rows.filter(|row| row.bytes > 0 && row.service_ns > 0) {
         let pair = (node[row.source.index()], node[row.destination.index()]);
         if pair.0 != pair.1 {
-            seen.entry(pair).or_default().push(row.service_ns as f64 / row.bytes as f64);
+            let service = row.service_ns as f64;
+            // At least a tenth of the time is moving bytes, whatever the class says.
+            let moving = (service - 1000.0 * class.alpha_us).max(0.1 * service);
+            seen.entry(pair).or_default().push(moving / row.bytes as f64);
         }
     }
-    seen.into_iter().map(|(pair, mut rates)| (pair, median(&mut rates))).collect()
+    PairRates {
+        pairs: seen.into_iter().map(|(pair, mut rates)| (pair, median(&mut rates))).collect(),
+        nominal: 1.0 / class.beta_gb_per_s,
+    }
 }
+
+/// A pair of nodes this much slower than the topology's class is slow without another norm:
+/// links rarely reach their nominal rate.
+const NOMINAL_RATIO_MIN: f64 = 1.4;
 
 /// Puts the two ways together. `None` where nothing is slow.
 pub(crate) fn link_effect(
@@ -77,13 +99,20 @@ pub(crate) fn link_effect(
     rates: &PairRates,
     old_rates: Option<&PairRates>,
 ) -> Option<LinkEffect> {
+    let located = locate(rates, old_rates);
     let of_way = |way: &Way| -> Vec<(f64, usize)> {
-        let common = way.common.first();
+        // Where pairs of nodes show a slow link, what all ranks share against the profile counts,
+        // but no more than the pairs themselves are slowed.
+        let level = way.common.first().map(|common| common.level).or_else(|| {
+            let slow = located.as_ref().filter(|_| old_rates.is_none())?;
+            Some(Level { value: way.level.value.min(slow.ln), ..way.level })
+        });
         (0..window.ranks)
             .map(|rank| {
                 let own = way.ranks.iter().find(|effect| effect.rank == rank);
-                let ln = common.map_or(0.0, |c| c.level.value) + own.map_or(0.0, |e| e.level.value);
-                let from = [common.map(|c| c.level.from), own.map(|e| e.level.from)];
+                let ln = level.map_or(0.0, |level| level.value.max(0.0))
+                    + own.map_or(0.0, |effect| effect.level.value);
+                let from = [level.map(|level| level.from), own.map(|effect| effect.level.from)];
                 (ln, from.into_iter().flatten().min().unwrap_or(0))
             })
             .collect()
@@ -101,84 +130,82 @@ pub(crate) fn link_effect(
         against: common.map(|common| common.against.clone()),
         evidence: Vec::new(),
     };
-    by_pairs(&mut effect, rates, old_rates);
-    if effect.node.is_none() {
-        by_ranks(window, &mut effect, dispatch, back);
+    match located {
+        Some(slow) => {
+            (effect.node, effect.peer) = (Some(slow.node), slow.peer);
+            effect.evidence = slow.evidence;
+        }
+        None => by_ranks(window, &mut effect, dispatch, back),
     }
     Some(effect)
 }
 
-/// Locates by rates per byte: the node all of whose pairs are slower than the pairs without it.
-fn by_pairs(effect: &mut LinkEffect, rates: &PairRates, old: Option<&PairRates>) {
-    // Against a baseline each pair is its own norm; else rates are compared with each other.
+/// A node whose links to other nodes are slow.
+struct Located {
+    node: usize,
+    peer: Option<usize>,
+    /// How much slower, ln.
+    ln: f64,
+    evidence: Vec<String>,
+}
+
+/// Locates by rates per byte: the node all of whose pairs are slower than the norm, which is the
+/// same pair in the baseline, or else the pairs without that node, or with two nodes the class.
+fn locate(rates: &PairRates, old: Option<&PairRates>) -> Option<Located> {
     let ln: BTreeMap<(usize, usize), f64> = rates
+        .pairs
         .iter()
         .filter_map(|(pair, rate)| match old {
-            Some(old) => Some((*pair, (rate / old.get(pair)?).ln())),
-            None => Some((*pair, rate.ln())),
+            Some(old) => Some((*pair, (rate / old.pairs.get(pair)?).ln())),
+            None => Some((*pair, (rate / rates.nominal).ln())),
         })
         .collect();
-    let nodes: Vec<usize> = {
-        let mut nodes: Vec<usize> = ln.keys().flat_map(|(a, b)| [*a, *b]).collect();
-        nodes.sort_unstable();
-        nodes.dedup();
-        nodes
-    };
-    let describe = |pair: &(usize, usize)| {
-        rates.get(pair).map(|rate| {
-            format!(
-                "node {} to node {}: {:.1} GB/s for the bytes moved",
-                pair.0,
-                pair.1,
-                1.0 / rate
-            )
+    let mut nodes: Vec<usize> = ln.keys().flat_map(|(a, b)| [*a, *b]).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let mut order: Vec<(&(usize, usize), &f64)> = ln.iter().collect();
+    order.sort_by(|a, b| b.1.total_cmp(a.1).then(a.0.cmp(b.0)));
+    let evidence = order
+        .iter()
+        .take(4)
+        .map(|(pair, _)| {
+            let rate = 1.0 / rates.pairs[*pair];
+            format!("node {} to node {}: {rate:.1} GB/s for the bytes moved", pair.0, pair.1)
         })
-    };
+        .collect();
     if let [a, b] = nodes[..] {
-        let (there, back) = (ln.get(&(a, b)), ln.get(&(b, a)));
-        if let (Some(there), Some(back)) = (there, back) {
-            let slow = |value: f64| old.is_some() && value > LN_MIN;
-            let (node, peer) = if *there > back + LN_MIN { (b, a) } else { (a, b) };
-            let lopsided = (there - back).abs() > LN_MIN;
-            if lopsided || (slow(*there) && slow(*back)) {
-                (effect.node, effect.peer) = (Some(node), Some(peer));
-            }
-            effect.evidence = [(a, b), (b, a)].iter().filter_map(describe).collect();
-        }
-        return;
+        let (there, back) = (*ln.get(&(a, b))?, *ln.get(&(b, a))?);
+        let least = if old.is_some() { LN_MIN } else { NOMINAL_RATIO_MIN.ln() };
+        let lopsided = (there - back).abs() > 2.0 * LN_MIN;
+        let (node, peer) = if there > back { (b, a) } else { (a, b) };
+        let slow = if lopsided { (there - back).abs() } else { there.max(back) };
+        return (lopsided || slow > least).then_some(Located {
+            node,
+            peer: Some(peer),
+            ln: slow,
+            evidence,
+        });
     }
-    let norm_without = |node: usize| {
+    let excess = |node: usize| -> Option<f64> {
+        let without = |(a, b): &(usize, usize)| *a != node && *b != node;
         let mut others: Vec<f64> = match old {
             Some(_) => vec![0.0],
-            None => ln
-                .iter()
-                .filter(|((a, b), _)| *a != node && *b != node)
-                .map(|(_, value)| *value)
-                .collect(),
+            None => ln.iter().filter(|(pair, _)| without(pair)).map(|(_, value)| *value).collect(),
         };
-        (!others.is_empty()).then(|| median(&mut others))
+        let norm = (!others.is_empty()).then(|| median(&mut others))?;
+        let way = |into: bool| {
+            ln.iter()
+                .filter(|((a, b), _)| if into { *b == node } else { *a == node })
+                .map(|(_, value)| value - norm)
+                .fold(f64::MAX, f64::min)
+        };
+        Some(way(true).max(way(false)))
     };
-    let worst = nodes
+    let (ln, node) = nodes
         .iter()
-        .filter_map(|node| {
-            let norm = norm_without(*node)?;
-            let way = |into: bool| {
-                ln.iter()
-                    .filter(|((a, b), _)| if into { b == node } else { a == node })
-                    .map(|(_, value)| value - norm)
-                    .fold(f64::MAX, f64::min)
-            };
-            Some((way(true).max(way(false)), *node))
-        })
-        .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-    if let Some((excess, node)) = worst
-        && excess > LN_MIN
-    {
-        effect.node = Some(node);
-        let mut pairs: Vec<_> = ln.iter().collect();
-        pairs.sort_by(|a, b| b.1.total_cmp(a.1).then(a.0.cmp(b.0)));
-        effect.evidence = pairs.iter().take(4).filter_map(|(pair, _)| describe(pair)).collect();
-    }
+        .filter_map(|node| Some((excess(*node)?, *node)))
+        .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))?;
+    (ln > 2.0 * LN_MIN).then_some(Located { node, peer: None, ln, evidence })
 }
 
 /// Locates by ranks: all ranks of one node beyond the others, or a single rank.

@@ -33,12 +33,13 @@ const EXPERT_SHARE_MIN: f64 = 0.5;
 /// A rank that accounts for this share of what uneven layers cost is the reason for them.
 const RANK_SHARE_MIN: f64 = 0.5;
 
-/// Splits the placement's cost over kinds, by layers.
+/// Splits the placement's cost over kinds, by layers. A kind below `share_min` joins the largest.
 pub(crate) fn placement_parts(
     window: &Window,
     attribution: &Attribution,
     map: &ExpertMap,
     expectation: &Expectation<'_>,
+    share_min: f64,
 ) -> Vec<PlacementPart> {
     let faults: Vec<LayerFault> = (0..window.layers)
         .map(|layer| layer_fault(window, attribution, map, expectation, layer))
@@ -76,6 +77,13 @@ pub(crate) fn placement_parts(
     let parts = [part(CauseKind::HotExpert, &by_expert), part(rest_kind, &by_rank)];
     let mut parts: Vec<PlacementPart> = parts.into_iter().flatten().collect();
     parts.sort_by(|a, b| b.share.total_cmp(&a.share));
+    // A kind too small to be a cause of its own counts with the main one.
+    let small: f64 =
+        parts.iter().filter(|part| part.share < share_min).map(|part| part.share).sum();
+    if let Some(first) = parts.first_mut().filter(|first| first.share >= share_min) {
+        first.share += small;
+        parts.retain(|part| part.share >= share_min);
+    }
     parts
 }
 
@@ -205,17 +213,17 @@ pub(crate) fn map_bound(window: &Window, attribution: &Attribution) -> MapBound 
 
 /// Mean busy share of ranks.
 pub(crate) fn utilisation(window: &Window) -> Utilisation {
-    let mut busy = vec![0.0; window.ranks];
-    for rank in 0..window.ranks {
-        busy[rank] = window.mean(|_, frame| {
+    let of_rank = |rank: usize| {
+        window.mean(|_, frame| {
             let stages = [Stage::Attention, Stage::Router, Stage::Expert, Stage::Combine];
             let ns: f64 = (0..window.layers)
                 .map(|layer| layer * window.ranks + rank)
                 .flat_map(|cell| stages.map(|stage| frame.at(stage, cell)))
                 .sum();
             if frame.observed_ns > 0.0 { ns / frame.observed_ns } else { 0.0 }
-        });
-    }
+        })
+    };
+    let busy: Vec<f64> = (0..window.ranks).map(of_rank).collect();
     let mean = busy.iter().sum::<f64>() / busy.len().max(1) as f64;
     let most = busy.iter().copied().fold(0.0, f64::max);
     Utilisation {

@@ -19,8 +19,6 @@ pub(crate) struct Window {
     pub(crate) frames: Vec<Frame>,
     /// Durations of all steps of the phase, ns.
     pub(crate) durations: Vec<f64>,
-    /// Share of the exchange that counts in a step; the rest is hidden behind computation.
-    pub(crate) exchange_share: f64,
     /// Names of kernels.
     pub(crate) kernels: Vec<String>,
     /// The frames have layer spans.
@@ -62,7 +60,6 @@ impl Window {
             node: topology_ranks.iter().map(|rank| rank.node.index()).collect(),
             frames: Vec::with_capacity(examined.len()),
             durations: selection.steps.iter().map(|s| (s.end_ns - s.start_ns) as f64).collect(),
-            exchange_share: expectation.exchange_share(),
             kernels: observation.header.kernels.clone(),
             has_spans: examined.iter().all(|step| !step.cells.is_empty())
                 && examined.iter().any(|step| step.cells.iter().any(|cell| cell.expert_ns > 0)),
