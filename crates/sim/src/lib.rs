@@ -7,6 +7,7 @@
 //! **Invariants.** The only place where batching, KV blocks, dispatch and combine exist. No clock:
 //! `now` is a state of the machine. Same jobs, configuration and seed: the same bytes out.
 
+mod arrivals;
 mod backend;
 mod config;
 mod error;
@@ -20,6 +21,7 @@ mod simulate;
 mod sink;
 mod traffic;
 
+pub use arrivals::superpose;
 pub use backend::{Backend, Constant, Entry, Group, StepBatch, StepCost};
 pub use config::{GroupConfig, Limits, Progress, Role};
 pub use error::{SimError, SinkError};

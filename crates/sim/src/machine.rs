@@ -197,21 +197,28 @@ impl<'a> Machine<'a> {
 
     fn end_step(&mut self, now_ns: u64) {
         self.in_flight = false;
-        for (place, &index) in self.members.iter().enumerate() {
-            let sequence = &mut self.sequences[index];
-            sequence.in_kv += self.batch[place].tokens;
-            if sequence.is_prefilling() {
-                continue;
+        let mut start = 0;
+        for (rank, &end) in self.ranks.iter_mut().zip(&self.rank_ends) {
+            let mut finished = false;
+            for (entry, &index) in self.batch[start..end].iter().zip(&self.members[start..end]) {
+                let sequence = &mut self.sequences[index];
+                sequence.in_kv += entry.tokens;
+                if sequence.is_prefilling() {
+                    continue;
+                }
+                sequence.produced += 1;
+                let last =
+                    self.config.role == Role::Prefill || sequence.produced == sequence.outputs;
+                self.outcomes.token(index, now_ns, last);
+                if last {
+                    sequence.outputs = sequence.produced;
+                    finished = true;
+                }
             }
-            sequence.produced += 1;
-            let last = self.config.role == Role::Prefill || sequence.produced == sequence.outputs;
-            self.outcomes.token(index, now_ns, last);
-            if last {
-                sequence.outputs = sequence.produced;
+            start = end;
+            if finished {
+                rank.retire(&mut self.sequences, |s| s.produced == s.outputs);
             }
-        }
-        for rank in &mut self.ranks {
-            rank.retire(&mut self.sequences, |sequence| sequence.produced == sequence.outputs);
         }
     }
 

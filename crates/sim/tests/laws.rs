@@ -1,5 +1,7 @@
 //! Laws that hold for every map, split and batch.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
+
 mod common;
 
 use common::{HandCurves, Keep, routing, shape};

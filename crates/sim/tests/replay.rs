@@ -1,5 +1,7 @@
 //! The replay backend against hand-made curves: times, exchanges, faults, traced rows.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
+
 mod common;
 
 use common::{HandCurves, Keep, config, jobs, recorded, routing, shape};

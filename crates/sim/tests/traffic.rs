@@ -1,5 +1,7 @@
 //! Drawing jobs: common random numbers, mixes, residents of a running batch.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
+
 mod common;
 
 use common::{routing, shape};

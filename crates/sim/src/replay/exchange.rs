@@ -87,9 +87,9 @@ impl Exchange {
                 }
             }
         } else {
-            for rank in 0..ranks {
+            for (rank, tokens) in tokens_by_rank.iter().enumerate() {
                 let rows: u32 = tally.rows[placement.rank_slots(layer, rank)].iter().sum();
-                self.out[rank] = f64::from(tokens_by_rank[rank]) * self.top_k;
+                self.out[rank] = f64::from(*tokens) * self.top_k;
                 self.into[rank] = f64::from(rows);
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::SimError;
 use evenkeel_split::SplitTable;
-use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId, Topology, hash3};
+use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId, Topology, hash2};
 
 /// Seed of the ways: any constant; it only has to differ from the traffic's draws.
 const WAY_SEED: u64 = 0x5157_4159;
@@ -11,7 +11,7 @@ const WAY_SEED: u64 = 0x5157_4159;
 /// recorded tokens take different ways when `owner` differs.
 #[inline]
 pub(super) fn way(owner: u64, position: u64) -> usize {
-    hash3(WAY_SEED, owner, position) as usize % SplitTable::WAYS
+    hash2(WAY_SEED ^ owner, position) as usize % SplitTable::WAYS
 }
 
 /// A map and a split, resolved to slots.
@@ -29,7 +29,9 @@ pub(super) struct Placement {
     /// Slot << 12 | rank by (flat, way); one entry for an expert that one copy serves alone.
     entries: Vec<u32>,
     /// Flat ids of the experts that several copies serve.
-    pub shared: Vec<u16>,
+    shared: Vec<u16>,
+    /// `[way * shared.len() + index]`: slots of the shared experts, for a whole way at a time.
+    shared_slots: Vec<u32>,
     /// `[layer * ranks + rank]` → first slot; one more entry closes the last.
     pub starts: Vec<u32>,
     /// `[slot]` → its rank.
@@ -68,6 +70,7 @@ impl Placement {
             packed: Vec::with_capacity(layers * experts),
             entries: Vec::new(),
             shared: Vec::new(),
+            shared_slots: Vec::new(),
             starts: vec![0],
             host: Vec::new(),
             expert: Vec::new(),
@@ -81,6 +84,11 @@ impl Placement {
         }
         for layer in 0..layers {
             placement.add_layer(map, split, layer)?;
+        }
+        for way in 0..SplitTable::WAYS {
+            for &expert in &placement.shared {
+                placement.shared_slots.push(placement.slot(expert, way) as u32);
+            }
         }
         if placement.slots() > Self::SLOTS_MAX {
             let found = placement.slots();
@@ -150,6 +158,13 @@ impl Placement {
     #[inline]
     pub(super) fn slot(&self, flat: u16, way: usize) -> usize {
         self.serve(flat, way).0
+    }
+
+    /// The shared experts with their slots in one way.
+    pub(super) fn shared_in(&self, way: usize) -> impl Iterator<Item = (u16, usize)> + '_ {
+        let count = self.shared.len();
+        let slots = &self.shared_slots[way * count..(way + 1) * count];
+        self.shared.iter().copied().zip(slots.iter().map(|slot| *slot as usize))
     }
 
     /// Whether one copy serves all of the expert's tokens.

@@ -84,7 +84,8 @@ impl LaneLayout {
     }
 }
 
-/// Which ranks and nodes the token at hand has been counted for.
+/// Which ranks and nodes the token at hand has been counted for: bits where 64 are enough, else
+/// the number of the last token that was counted there.
 pub(super) struct Marks {
     rank: Vec<u32>,
     node: Vec<u32>,
@@ -96,16 +97,6 @@ impl Marks {
         Self { rank: vec![0; placement.ranks], node: vec![0; placement.nodes], now: 0 }
     }
 
-    fn next(&mut self) -> u32 {
-        if self.now == u32::MAX {
-            self.rank.fill(0);
-            self.node.fill(0);
-            self.now = 0;
-        }
-        self.now += 1;
-        self.now
-    }
-
     /// Adds one token's choices to a lane; `NODES`: also to the distinct tokens by node.
     pub(super) fn add_token<C: Count, const NODES: bool>(
         &mut self,
@@ -115,9 +106,24 @@ impl Marks {
         way: usize,
         lane: &mut [C],
     ) {
+        if placement.ranks <= 64 {
+            add_bits::<C, NODES>(placement, flat.row(token), flat.top_k, way, lane);
+        } else {
+            self.add_marked::<C, NODES>(placement, flat.row(token), flat.top_k, way, lane);
+        }
+    }
+
+    fn add_marked<C: Count, const NODES: bool>(
+        &mut self,
+        placement: &Placement,
+        row: &[u16],
+        top_k: usize,
+        way: usize,
+        lane: &mut [C],
+    ) {
         let (slots, rest) = lane.split_at_mut(placement.slots());
         let (ranks, nodes) = rest.split_at_mut(placement.layers * placement.ranks);
-        for (layer, choices) in flat.row(token).chunks_exact(flat.top_k).enumerate() {
+        for (layer, choices) in row.chunks_exact(top_k).enumerate() {
             let now = self.next();
             let ranks = &mut ranks[layer * placement.ranks..(layer + 1) * placement.ranks];
             for &choice in choices {
@@ -130,6 +136,42 @@ impl Marks {
                     nodes[layer * placement.nodes + node].add(self.node[node] != now);
                     self.node[node] = now;
                 }
+            }
+        }
+    }
+
+    fn next(&mut self) -> u32 {
+        if self.now == u32::MAX {
+            self.rank.fill(0);
+            self.node.fill(0);
+            self.now = 0;
+        }
+        self.now += 1;
+        self.now
+    }
+}
+
+fn add_bits<C: Count, const NODES: bool>(
+    placement: &Placement,
+    row: &[u16],
+    top_k: usize,
+    way: usize,
+    lane: &mut [C],
+) {
+    let (slots, rest) = lane.split_at_mut(placement.slots());
+    let (ranks, nodes) = rest.split_at_mut(placement.layers * placement.ranks);
+    let by_layer = ranks.chunks_exact_mut(placement.ranks);
+    for (layer, (choices, ranks)) in row.chunks_exact(top_k).zip(by_layer).enumerate() {
+        let (mut seen, mut seen_nodes) = (0_u64, 0_u64);
+        for &choice in choices {
+            let (slot, rank) = placement.serve(choice, way);
+            slots[slot].add(true);
+            ranks[rank].add(seen >> rank & 1 == 0);
+            seen |= 1 << rank;
+            if NODES {
+                let node = placement.node[rank];
+                nodes[layer * placement.nodes + usize::from(node)].add(seen_nodes >> node & 1 == 0);
+                seen_nodes |= 1 << node;
             }
         }
     }
@@ -202,9 +244,9 @@ impl Tally {
                         self.counts[usize::from(choice)] += 1;
                     }
                 }
-                for &choice in &placement.shared {
+                for (choice, slot) in placement.shared_in(way) {
                     let count = std::mem::take(&mut self.counts[usize::from(choice)]);
-                    self.rows[placement.slot(choice, way)] += u32::from(count);
+                    self.rows[slot] += u32::from(count);
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Hand-made curves and synthetic routing for tests and benchmarks.
 
-#![allow(dead_code, reason = "each test and benchmark uses its own part")]
+#![allow(dead_code, missing_docs, reason = "each test and benchmark uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a fixture stops where it cannot be made")]
 
 use evenkeel_cost::{AttentionLoad, Basis, Crossing, ExpertCoefficients, ExpertCurve, Origin};
 use evenkeel_sim::{GroupConfig, Job, Role, SinkError, StepSink, StepTimes};
