@@ -9,6 +9,7 @@
 //! a plan. A foreign record fills what it knows: absent is `None` or an empty list, never zero.
 
 mod aggregate;
+mod balance;
 mod conserve;
 pub mod draw;
 mod header;
@@ -20,6 +21,9 @@ mod window;
 pub use aggregate::{
     LOG2_BUCKETS, LinkKey, LinkMatrix, LinkTraffic, LoadMatrix, Log2Histogram, PhaseLoad,
     counts_by_slice,
+};
+pub use balance::{
+    Balance, HotExpert, LayerBalance, LoadError, balance_over_ranks, counts_of, hot_experts,
 };
 pub use conserve::{BREACH_KINDS_MAX, Breach, Cause, Conservation, Law, StepTotals};
 pub use header::{MapVersion, TRACE_SCHEMA, TimeOrigin, TraceHeader};
