@@ -8,17 +8,20 @@
 
 pub mod attention;
 mod basis;
+pub mod calibrate;
 pub mod dense;
 mod draw;
 mod error;
 pub mod exchange;
 pub mod expert;
 pub mod fit;
+mod fit_profile;
 pub mod load_generator;
 pub mod parts;
 mod profile;
 mod report;
 mod residual;
+pub mod server;
 mod stats;
 mod step;
 pub mod switches;
@@ -30,6 +33,7 @@ pub use basis::{Basis, Origin};
 pub use draw::Draw;
 pub use error::CostError;
 pub use expert::{ExpertCoefficients, ExpertCurve, ExpertShape};
+pub use fit_profile::{fit_cpu, fit_profile};
 pub use profile::{ExpertEntry, ExpertModel, PROFILE_SCHEMA, Profile};
 pub use report::{FitLine, FitReport, SetAside};
 pub use residual::{ResidualLine, ResidualRow, ResidualTable};

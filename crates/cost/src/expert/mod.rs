@@ -4,21 +4,25 @@
 //! what reading the weights costs (or, on H20, a tile's operations), each further tile costs
 //! operations, each row a little more (COST-MODEL sections 2 and 3).
 
+mod activated;
 mod coefficients;
 mod curve;
 mod deepgemm;
 mod fused;
 mod grouped;
+mod measured;
 mod rank;
 mod rank_fit;
 mod tile;
 mod trtllm;
 
+pub use activated::fit_activated;
 pub use coefficients::ExpertCoefficients;
 pub use curve::{ExpertCurve, ExpertForm};
 pub use deepgemm::fit_deepgemm;
 pub use fused::{FusedKernel, fit_fused};
 pub use grouped::{GroupedDevice, fit_grouped};
+pub use measured::{MeasuredRow, fit_measured};
 pub use rank::{RankForm, RankModel, RateSwitch};
 pub use tile::TileModel;
 pub use trtllm::fit_trtllm;
