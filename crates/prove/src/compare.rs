@@ -1,12 +1,13 @@
 //! One metric under both maps, with its interval.
 
-use crate::blocks::{BlockLength, Grid, occupied_blocks, resample};
+use crate::blocks::{ATOMS_PER_BLOCK, BlockLength, Grid, occupied_blocks, resample};
 use crate::input::Design;
 use crate::interval::Bootstrapped;
 use crate::quantile::{Observation, PerMille, Sorted};
 use crate::sample::{NS_PER_MS, Request, Sample};
 use crate::verdict::{Comparison, Metric, Standing};
 use evenkeel_types::SliceId;
+use std::rc::Rc;
 
 /// Unit of a request's weight, so that slices can be weighted to a common mix in integers.
 const WEIGHT_ONE: u64 = 1 << 16;
@@ -16,7 +17,7 @@ type Ratio = Vec<(f64, f64)>;
 
 /// What is computed from one run.
 enum Side {
-    Quantile(Sorted, PerMille),
+    Quantile(Rc<Sorted>, PerMille),
     Ratio(Ratio),
 }
 
@@ -41,6 +42,16 @@ impl Side {
         match self {
             Self::Quantile(sorted, _) => sorted.len() as u64,
             Self::Ratio(sums) => sums.iter().map(|sum| sum.1).sum::<f64>() as u64,
+        }
+    }
+
+    /// Blocks that decide the value: its variance is known no better than from so many.
+    fn carriers(&self) -> f64 {
+        match self {
+            Self::Quantile(sorted, per_mille) => sorted
+                .quantile(*per_mille)
+                .map_or(0.0, |value| sorted.carriers(value, ATOMS_PER_BLOCK)),
+            Self::Ratio(_) => self.blocks(),
         }
     }
 
@@ -144,7 +155,8 @@ impl<'a> Bench<'a> {
                 };
                 Some(Observation { value: value_ms, weight, atom: *atom })
             });
-            Side::Quantile(Sorted::new(items.collect(), self.grids[side].atoms), per_mille)
+            let sorted = Sorted::new(items.collect(), self.grids[side].atoms);
+            Side::Quantile(Rc::new(sorted), per_mille)
         };
         Statistic { metric, slice, live: side(0), candidate: side(1), limit }
     }
@@ -176,8 +188,8 @@ impl<'a> Bench<'a> {
         (0..after.len()).map(share).collect()
     }
 
-    /// A quantile over token gaps.
-    pub(crate) fn gap_quantile(&self, metric: Metric, per_mille: PerMille) -> Statistic {
+    /// Quantiles over token gaps.
+    pub(crate) fn gap_quantiles(&self, wanted: &[(Metric, PerMille)]) -> Vec<Statistic> {
         let side = |side: usize| {
             let gaps = [&self.live.gaps, &self.candidate.gaps][side];
             let items = gaps.iter().map(|gap| Observation {
@@ -185,9 +197,17 @@ impl<'a> Bench<'a> {
                 weight: u64::from(gap.tokens),
                 atom: self.grids[side].atom(gap.end_ns),
             });
-            Side::Quantile(Sorted::new(items.collect(), self.grids[side].atoms), per_mille)
+            Rc::new(Sorted::new(items.collect(), self.grids[side].atoms))
         };
-        Statistic { metric, slice: None, live: side(0), candidate: side(1), limit: None }
+        let (live, candidate) = (side(0), side(1));
+        let statistic = |(metric, per_mille): &(Metric, PerMille)| Statistic {
+            metric: *metric,
+            slice: None,
+            live: Side::Quantile(Rc::clone(&live), *per_mille),
+            candidate: Side::Quantile(Rc::clone(&candidate), *per_mille),
+            limit: None,
+        };
+        wanted.iter().map(statistic).collect()
     }
 
     /// Goodput: good over due. Paired: a job that is due in either run is due in both, so that a
@@ -277,9 +297,11 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Relative change; the difference for scores, and for goodput from nothing.
+/// Relative change of a time; the difference of a share or score. Goodput near 0 has no
+/// meaningful relative change, and one due request in a hundred weighs the same everywhere.
 pub(crate) fn change(metric: Metric, live: f64, candidate: f64) -> f64 {
-    if metric == Metric::Quality || live <= 0.0 { candidate - live } else { candidate / live - 1.0 }
+    let difference = matches!(metric, Metric::Goodput | Metric::Quality);
+    if difference || live <= 0.0 { candidate - live } else { candidate / live - 1.0 }
 }
 
 impl Statistic {
@@ -291,7 +313,8 @@ impl Statistic {
     fn outcome(self, live: f64, candidate: f64, changes: Vec<f64>, alpha: f64) -> Outcome {
         let blocks = self.live.blocks().min(self.candidate.blocks());
         let change_share = change(self.metric, live, candidate);
-        let boot = Bootstrapped::new(change_share, changes, blocks, alpha);
+        let carriers = self.live.carriers().min(self.candidate.carriers()).min(blocks);
+        let boot = Bootstrapped::new(change_share, changes, carriers, alpha);
         let higher_is_better = matches!(self.metric, Metric::Goodput | Metric::Quality);
         let harm_p = self.limit.map(|limit| {
             if higher_is_better { boot.p_not_below(limit) } else { boot.p_not_above(limit) }

@@ -43,7 +43,7 @@ pub fn gate(input: &GateInput) -> Result<Verdict, ProveError> {
         Some(run) => Some(Sample::of(run, input.slices, input.policy)?),
         None => None,
     };
-    Ok(judge(input, &live, &candidate, aa.as_ref()))
+    Ok(judge(input, &live, &candidate, aa.as_ref(), Extent::Whole))
 }
 
 fn check_settings(input: &GateInput) -> Result<(), ProveError> {
@@ -65,12 +65,22 @@ fn check_settings(input: &GateInput) -> Result<(), ProveError> {
     Ok(())
 }
 
+/// How much of a verdict is wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Everything that is shown.
+    Whole,
+    /// Only what decides.
+    Deciding,
+}
+
 /// The gate on samples already read.
 pub(crate) fn judge(
     input: &GateInput,
     live: &Sample,
     candidate: &Sample,
     aa: Option<&Sample>,
+    extent: Extent,
 ) -> Verdict {
     let length = BlockLength::of([live, candidate]);
     let blocks = length.count(live).min(length.count(candidate));
@@ -113,7 +123,9 @@ pub(crate) fn judge(
     if input.breaches.is_empty() {
         let bench = Bench::new(input.design, live, candidate, &length);
         let mut statistics = deciding(input, &bench);
-        statistics.extend(shown(&bench));
+        if extent == Extent::Whole {
+            statistics.extend(shown(&bench));
+        }
         let mut rows = bench.run(statistics, input.replicates, alpha, input.seed);
         verdict.aa_change_share = aa.and_then(|aa| p99_change(Design::Independent, live, aa));
         verdict.reasons = reasons(input, &mut verdict, &mut rows, alpha);
@@ -157,14 +169,12 @@ fn deciding(input: &GateInput, bench: &Bench) -> Vec<Statistic> {
 }
 
 /// Every comparison that is shown beside them.
-fn shown(bench: &Bench) -> [Statistic; 5] {
-    [
-        bench.request_quantile(Metric::TpotP50, None, 500, tpot, None),
-        bench.request_quantile(Metric::TpotP90, None, 900, tpot, None),
-        bench.request_quantile(Metric::TtftP99, None, 990, |r| r.ttft_ms, None),
-        bench.gap_quantile(Metric::ItlP99, 990),
-        bench.gap_quantile(Metric::ItlP999, 999),
-    ]
+fn shown(bench: &Bench) -> Vec<Statistic> {
+    let mut all = bench.gap_quantiles(&[(Metric::ItlP99, 990), (Metric::ItlP999, 999)]);
+    all.push(bench.request_quantile(Metric::TpotP50, None, 500, tpot, None));
+    all.push(bench.request_quantile(Metric::TpotP90, None, 900, tpot, None));
+    all.push(bench.request_quantile(Metric::TtftP99, None, 990, |r| r.ttft_ms, None));
+    all
 }
 
 fn reasons(

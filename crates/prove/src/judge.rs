@@ -33,22 +33,35 @@ fn percent(share: f64) -> String {
     format!("{rounded:+.1} %")
 }
 
-/// `p99 TPOT, slice x: 21.40 → 19.80 ms, −7.5 % [−9.0 %, −5.8 %] at 95 % (3200 and 3200 requests)`.
+/// A change in the unit of its metric: percent of a time, points of a share or score.
+fn changed(metric: Metric, change: f64) -> String {
+    match metric {
+        Metric::Goodput | Metric::Quality => percent(change).replace('%', "points"),
+        _ => percent(change),
+    }
+}
+
+/// `p99 TPOT, slice x: 21.400 → 19.800 ms, -7.5 % [-9.0 %, -5.8 %] at 95 % (3200 and 3200
+/// requests)`.
 fn numbers(input: &GateInput, row: &Comparison) -> String {
-    let values = match row.unit.as_str() {
-        "share" => format!("{:.1} → {:.1} %", row.live * 100.0, row.candidate * 100.0),
-        unit => format!("{:.3} → {:.3} {unit}", row.live, row.candidate),
+    let values = match row.metric {
+        Metric::Goodput | Metric::Quality => {
+            format!("{:.1} → {:.1} %", row.live * 100.0, row.candidate * 100.0)
+        }
+        _ => format!("{:.3} → {:.3} {}", row.live, row.candidate, row.unit),
     };
+    let confidence = format!("{:.3}", row.confidence * 100.0);
     format!(
-        "{}, {}: {values}, {} [{}, {}] at {:.4} % ({} and {} observations)",
+        "{}, {}: {values}, {} [{}, {}] at {} % ({} and {} {}s)",
         row.metric,
         named(input, row.slice),
-        percent(row.change_share),
-        percent(row.interval[0]),
-        percent(row.interval[1]),
-        row.confidence * 100.0,
+        changed(row.metric, row.change_share),
+        changed(row.metric, row.interval[0]),
+        changed(row.metric, row.interval[1]),
+        confidence.trim_end_matches('0').trim_end_matches('.'),
         row.live_count,
         row.candidate_count,
+        row.weighting,
     )
 }
 
@@ -118,6 +131,7 @@ fn few_blocks(blocks: f64) -> String {
 fn judge_harm(input: &GateInput, row: &mut Outcome, harmed: bool) -> Reason {
     let outcome = &row.comparison;
     let limit = outcome.limit.unwrap_or(0.0);
+    let limit_text = changed(outcome.metric, limit);
     let [low, high] = outcome.interval;
     let kept = match outcome.metric {
         Metric::TpotP99 => high <= limit,
@@ -131,11 +145,11 @@ fn judge_harm(input: &GateInput, row: &mut Outcome, harmed: bool) -> Reason {
     } else if row.blocks < f64::from(BLOCKS_MIN) {
         (Standing::Open, few_blocks(row.blocks))
     } else if kept {
-        (Standing::Kept, format!("within the limit of {}", percent(limit)))
+        (Standing::Kept, format!("within the limit of {limit_text}"))
     } else if harmed {
-        (Standing::Broken, format!("worse than the limit of {} for certain", percent(limit)))
+        (Standing::Broken, format!("worse than the limit of {limit_text} for certain"))
     } else {
-        (Standing::Open, format!("a loss beyond {} is not excluded yet", percent(limit)))
+        (Standing::Open, format!("a loss beyond {limit_text} is not excluded yet"))
     };
     let (metric, slice) = (outcome.metric, outcome.slice);
     let statement = format!("{}: {words}", numbers(input, outcome));

@@ -2,7 +2,7 @@
 
 use crate::blocks::BlockLength;
 use crate::error::ProveError;
-use crate::gate::judge;
+use crate::gate::{Extent, judge};
 use crate::input::{Design, GateInput, KvHeadroom, Pair};
 use crate::interval::wilson;
 use crate::sample::{Request, Sample};
@@ -307,7 +307,7 @@ fn kind(input: &RatesInput, worlds: &[World], shift: f64, counts: &mut Counts) -
         gate.seed = seed;
         gate.sameness.map_checked = true;
         gate.kv = KvHeadroom { live_share: Some(1.0), candidate_share: Some(1.0) };
-        let verdict = judge(&gate, &live, &candidate, None);
+        let verdict = judge(&gate, &live, &candidate, None, Extent::Deciding);
         counts.made += 1;
         counts.requests += live.requests.len() as u64;
         counts.blocks += u64::from(verdict.resampling.blocks);

@@ -97,7 +97,7 @@ mod tests {
         let found = stalls(&gaps, 0, 1000.0);
         assert_eq!((found.events, found.list[0].tokens), (2, 9));
         assert!((found.list[0].gap_ms - 2500.0).abs() < 1e-9);
-        assert!((found.lost_ms - 4510.0).abs() < 1e-9, "{}", found.lost_ms);
+        assert!((found.lost_ms - 4500.0).abs() < 1e-9, "{}", found.lost_ms);
     }
 
     #[test]
