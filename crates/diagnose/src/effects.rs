@@ -303,6 +303,8 @@ fn by_kernel(window: &Window, residuals: &Residuals) -> BTreeMap<u16, KernelSeen
 pub(crate) struct Lateness {
     /// `[frame][cell]`, ns, ≥ 0.
     pub(crate) excess: Vec<Vec<f64>>,
+    /// The part of it that is attention.
+    pub(crate) attention: Vec<Vec<f64>>,
     /// Ranks that are late beyond noise, with their mean lateness per step and first frame.
     pub(crate) late: Vec<LateRank>,
 }
@@ -319,12 +321,12 @@ pub(crate) struct LateRank {
 /// router beyond theirs, and lateness without any span. A rank that `slow` says computes slowly is
 /// granted that factor first.
 pub(crate) fn lateness(window: &Window, slow: &[RankEffect]) -> Lateness {
-    let excess: Vec<Vec<f64>> = window
+    let (excess, attention): (Vec<Vec<f64>>, Vec<Vec<f64>>) = window
         .frames
         .iter()
         .enumerate()
         .map(|(index, frame)| excess_of(window, frame, index, slow))
-        .collect();
+        .unzip();
     let per_step = |rank: usize| -> Vec<f64> {
         excess
             .iter()
@@ -348,15 +350,22 @@ pub(crate) fn lateness(window: &Window, slow: &[RankEffect]) -> Lateness {
             from: last_level(&series[rank], 0.005 * step).from,
         })
         .collect();
-    Lateness { excess, late }
+    Lateness { excess, attention, late }
 }
 
-fn excess_of(window: &Window, frame: &Frame, index: usize, slow: &[RankEffect]) -> Vec<f64> {
+/// Lateness of one frame's cells, and the part of it that is attention, ns.
+fn excess_of(
+    window: &Window,
+    frame: &Frame,
+    index: usize,
+    slow: &[RankEffect],
+) -> (Vec<f64>, Vec<f64>) {
     let granted = |rank: usize| {
         let effect = slow.iter().find(|e| e.rank == rank && index >= e.level.from);
         effect.map_or(1.0, |effect| effect.level.value.exp())
     };
     let mut excess = vec![0.0; window.layers * window.ranks];
+    let mut of_attention = excess.clone();
     for layer in 0..window.layers {
         let cells = window.cells(layer);
         let ratios: Vec<f64> = cells
@@ -376,8 +385,9 @@ fn excess_of(window: &Window, frame: &Frame, index: usize, slow: &[RankEffect]) 
                 (frame.at(Stage::Attention, cell) - healthy).max(0.0)
             });
             let late_router = (frame.at(Stage::Router, cell) - router * granted(rank)).max(0.0);
+            of_attention[cell] = attention;
             excess[cell] = attention + late_router + frame.at(Stage::Host, cell);
         }
     }
-    excess
+    (excess, of_attention)
 }

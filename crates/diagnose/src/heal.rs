@@ -105,31 +105,43 @@ impl Effects {
         ns
     }
 
-    fn before(&self, window: &Window, index: usize, cell: usize, mask: Mask) -> f64 {
-        let frame = &window.frames[index];
+    fn is_late(&self, rank: usize, mask: Mask) -> bool {
+        has(mask, Player::LateRank) && self.lateness.late.iter().any(|late| late.rank == rank)
+    }
+
+    /// A rank's factor on attention and router where it computes slowly.
+    fn slow_factor(&self, rank: usize, index: usize, mask: Mask) -> f64 {
+        let effect = Self::active(&self.slow_attention, rank, index);
+        effect.filter(|_| has(mask, Player::SlowRank)).map_or(1.0, |e| e.level.value.exp())
+    }
+
+    fn attention(&self, window: &Window, index: usize, cell: usize, mask: Mask) -> f64 {
         let rank = cell % window.ranks;
-        let (mut attention, mut router) =
-            (frame.at(Stage::Attention, cell), frame.at(Stage::Router, cell));
-        let mut late = 0.0;
-        if has(mask, Player::LateRank) && self.lateness.late.iter().any(|late| late.rank == rank) {
-            late = self.lateness.excess[index][cell];
+        let mut attention = window.frames[index].at(Stage::Attention, cell);
+        if self.is_late(rank, mask) {
+            attention -= self.lateness.attention[index][cell];
         }
-        if has(mask, Player::SlowRank)
-            && let Some(effect) = Self::active(&self.slow_attention, rank, index)
-        {
-            attention /= effect.level.value.exp();
-            router /= effect.level.value.exp();
-        }
+        attention /= self.slow_factor(rank, index, mask);
         if has(mask, Player::Kernel) {
             let effect = self.attention_kernels.iter().find(|e| index >= e.level.from);
             attention /= effect.map_or(1.0, |effect| effect.level.value.exp());
         }
-        if has(mask, Player::AttentionSkew)
-            && let Some(factors) = &self.attention
-        {
-            attention *= factors[rank];
+        match &self.attention {
+            Some(factors) if has(mask, Player::AttentionSkew) => attention * factors[rank],
+            _ => attention,
         }
-        (attention + router + frame.at(Stage::Host, cell) - late).max(0.0)
+    }
+
+    /// What precedes dispatch in one layer.
+    fn before(&self, window: &Window, index: usize, cell: usize, mask: Mask) -> f64 {
+        let frame = &window.frames[index];
+        let rank = cell % window.ranks;
+        let mut other = frame.at(Stage::Router, cell) / self.slow_factor(rank, index, mask)
+            + frame.at(Stage::Host, cell);
+        if self.is_late(rank, mask) {
+            other -= self.lateness.excess[index][cell] - self.lateness.attention[index][cell];
+        }
+        self.attention(window, index, cell, mask) + other.max(0.0)
     }
 
     fn exchange(
@@ -156,7 +168,10 @@ impl Effects {
             frame.over_layers(layers, ranks, |cell| self.expert(window, index, cell, mask))
         });
         let before = parts.before[mask & BEFORE].unwrap_or_else(|| {
-            frame.over_layers(layers, ranks, |cell| self.before(window, index, cell, mask))
+            // Dense layers have attention too, and no spans: theirs is a MoE layer's.
+            let attention = |cell: usize| self.attention(window, index, cell, mask);
+            window.dense_share * frame.over_layers(layers, ranks, attention)
+                + frame.over_layers(layers, ranks, |cell| self.before(window, index, cell, mask))
         });
         let exchange = parts.exchange[mask & EXCHANGE].unwrap_or_else(|| {
             let sum = |stage| {

@@ -18,6 +18,7 @@ mod diagnose;
 mod diagnosis;
 mod effects;
 mod expect;
+mod findings;
 mod frame;
 mod group;
 mod heal;

@@ -14,6 +14,8 @@ use std::ops::Range;
 pub(crate) struct Window {
     pub(crate) layers: usize,
     pub(crate) ranks: usize,
+    /// Dense layers over MoE layers.
+    pub(crate) dense_share: f64,
     /// `[rank]` → node.
     pub(crate) node: Vec<usize>,
     pub(crate) frames: Vec<Frame>,
@@ -57,6 +59,7 @@ impl Window {
         let mut window = Self {
             layers,
             ranks,
+            dense_share: f64::from(observation.header.model.dense_layers) / layers.max(1) as f64,
             node: topology_ranks.iter().map(|rank| rank.node.index()).collect(),
             frames: Vec::with_capacity(examined.len()),
             durations: selection.steps.iter().map(|s| (s.end_ns - s.start_ns) as f64).collect(),

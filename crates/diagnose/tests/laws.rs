@@ -19,6 +19,7 @@ fn sketch(seed: u64, fault: &str) -> Sketch {
 }
 
 fn told(sketch: &Sketch, scene: &Scene) -> Diagnosis {
+    assert!(sketch.baseline.is_none(), "{} has a baseline", sketch.about);
     let options = Options { steps_max: 16, ..sketch.options() };
     diagnose(&scene.observation(), None, &sketch.model(), &Policy::default(), &options).unwrap()
 }

@@ -147,6 +147,7 @@ impl Sketch {
     pub fn shape(&self) -> ModelShape {
         let mut shape = ModelShape::known("deepseek-v2-lite").unwrap();
         shape.name = "sketch".into();
+        shape.dense_layers = 0;
         shape.moe_layers = self.layers;
         shape.experts = self.experts;
         shape.top_k = self.top_k;
