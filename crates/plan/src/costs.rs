@@ -84,6 +84,11 @@ impl Costs {
         whole + (c.first_us - c.further_tile_us).min(0.0) * cuts.max(0.0)
     }
 
+    /// Whether there is a host floor at all.
+    pub(crate) fn has_host(&self) -> bool {
+        self.coefficients.host_us > 0.0
+    }
+
     /// Applies the host floor to the slowest rank's time.
     pub(crate) fn on_host(&self, slowest_us: f64) -> f64 {
         self.coefficients.on_host(slowest_us)

@@ -32,7 +32,7 @@ pub(crate) struct Worth {
     /// Mean over steps of the slowest rank's time, µs.
     pub(crate) us: f64,
     /// Mean over steps of `Σ_r time² ÷ Σ_r time`, µs.
-    evenness: f64,
+    pub(crate) evenness: f64,
 }
 
 impl Worth {
@@ -46,24 +46,26 @@ impl Worth {
 pub(crate) struct Layer<'a> {
     pub(crate) costs: &'a Costs,
     pub(crate) loads: &'a LayerLoads,
-    rule: SplitRule,
+    pub(crate) rule: SplitRule,
     pub(crate) slots: Slots,
     /// `[expert]` → ranks, ascending.
     pub(crate) hosts: Vec<Vec<RankId>>,
     /// `[expert]` → shares, as `hosts`.
-    shares: Vec<Vec<f64>>,
+    pub(crate) shares: Vec<Vec<f64>>,
     /// `[expert]` → `[host * steps + step]`, µs before speed.
-    cells: Vec<Vec<f64>>,
+    pub(crate) cells: Vec<Vec<f64>>,
+    /// `[expert][host]`, mean over steps, µs before speed.
+    cell_means: Vec<Vec<f64>>,
     /// `[rank * steps + step]`, µs.
-    time: Vec<f64>,
+    pub(crate) time: Vec<f64>,
     /// `[rank]`, mean over steps, µs.
     pub(crate) mean: Vec<f64>,
     /// `[rank]`, rows of the window.
-    rank_rows: Vec<f64>,
+    pub(crate) rank_rows: Vec<f64>,
     /// `[step][..SLOWEST]`, slowest first; fewer where there are fewer ranks.
-    slowest: Vec<Vec<u16>>,
-    /// `[step]`: what evenness is divided by. Fixed when the layer is built.
-    norm: Vec<f64>,
+    pub(crate) slowest: Vec<Vec<u16>>,
+    /// `[step]`: what evenness is multiplied by. Fixed when the layer is built.
+    pub(crate) inverse_norm: Vec<f64>,
     pub(crate) worth: Worth,
 }
 
@@ -84,11 +86,12 @@ impl<'a> Layer<'a> {
             hosts: vec![Vec::new(); experts],
             shares: vec![Vec::new(); experts],
             cells: vec![Vec::new(); experts],
+            cell_means: vec![Vec::new(); experts],
             time: vec![0.0; ranks * costs.steps],
             mean: vec![0.0; ranks],
             rank_rows: vec![0.0; ranks],
             slowest: vec![Vec::new(); costs.steps],
-            norm: Vec::new(),
+            inverse_norm: Vec::new(),
             worth: Worth { us: 0.0, evenness: 0.0 },
         };
         layer.refresh()?;
@@ -116,14 +119,18 @@ impl<'a> Layer<'a> {
             if self.hosts[expert] == hosts[expert] && same(&self.shares[expert], &shares[expert]) {
                 continue;
             }
-            let cells = &mut self.cells[expert];
+            let (cells, means) = (&mut self.cells[expert], &mut self.cell_means[expert]);
             cells.clear();
+            means.clear();
             for share in &shares[expert] {
-                cells.extend(
-                    rows(self.loads, self.costs.steps, expert)
-                        .iter()
-                        .map(|rows| self.costs.cell_us(rows * share)),
-                );
+                let rows = rows(self.loads, self.costs.steps, expert);
+                let mut sum = 0.0;
+                cells.extend(rows.iter().map(|rows| {
+                    let cell = self.costs.cell_us(rows * share);
+                    sum += cell;
+                    cell
+                }));
+                means.push(sum / self.costs.steps as f64);
             }
         }
         self.hosts = hosts;
@@ -160,10 +167,9 @@ impl<'a> Layer<'a> {
     /// Orders the slowest ranks of every step and values the state.
     fn rank_steps(&mut self) {
         let (steps, ranks) = (self.costs.steps, self.slots.len());
-        if self.norm.is_empty() {
-            self.norm = (0..steps)
-                .map(|step| (0..ranks).map(|r| self.time[r * steps + step]).sum::<f64>().max(1e-9))
-                .collect();
+        if self.inverse_norm.is_empty() {
+            let sum = |step: usize| (0..ranks).map(|r| self.time[r * steps + step]).sum::<f64>();
+            self.inverse_norm = (0..steps).map(|step| 1.0 / sum(step).max(1e-9)).collect();
         }
         let (mut us, mut evenness) = (0.0, 0.0);
         for step in 0..steps {
@@ -182,7 +188,7 @@ impl<'a> Layer<'a> {
                 top.truncate(SLOWEST);
             }
             us += self.costs.on_host(top.first().map_or(0.0, |rank| time(usize::from(*rank))));
-            evenness += squares / self.norm[step];
+            evenness += squares * self.inverse_norm[step];
             self.slowest[step] = top;
         }
         self.worth = Worth { us: us / steps as f64, evenness: evenness / steps as f64 };
@@ -205,131 +211,30 @@ impl<'a> Layer<'a> {
 
     /// Mean cost of a copy, µs before speed.
     pub(crate) fn cell_mean(&self, expert: u16, rank: usize) -> f64 {
-        let steps = self.costs.steps;
-        self.host_index(expert, rank).map_or(0.0, |index| {
-            let cells = &self.cells[usize::from(expert)][index * steps..(index + 1) * steps];
-            cells.iter().sum::<f64>() / steps as f64
-        })
+        self.host_index(expert, rank)
+            .map_or(0.0, |index| self.cell_means[usize::from(expert)][index])
+    }
+
+    /// Part of an expert's rows on a host that a further copy could take.
+    pub(crate) fn part_to_give(&self, expert: u16) -> f64 {
+        match self.rule {
+            SplitRule::Balanced => 1.0,
+            SplitRule::Even => 1.0 / (self.hosts[usize::from(expert)].len() + 1) as f64,
+        }
     }
 
     pub(crate) fn holds(&self, expert: u16, rank: usize) -> bool {
         self.host_index(expert, rank).is_some()
     }
 
-    fn host_index(&self, expert: u16, rank: usize) -> Option<usize> {
+    pub(crate) fn host_index(&self, expert: u16, rank: usize) -> Option<usize> {
         self.hosts[usize::from(expert)].iter().position(|host| host.index() == rank)
     }
 
-    fn cells_of(&self, expert: u16, rank: usize) -> &[f64] {
+    pub(crate) fn cells_of(&self, expert: u16, rank: usize) -> &[f64] {
         let steps = self.costs.steps;
         self.host_index(expert, rank)
             .map_or(&[], |i| &self.cells[usize::from(expert)][i * steps..(i + 1) * steps])
-    }
-
-    /// What the state would be worth after a change, other experts keeping their shares.
-    pub(crate) fn after(&self, change: Change, scratch: &mut Scratch) -> Worth {
-        scratch.begin();
-        match change {
-            Change::Copy { expert, to, slot } => {
-                let mut freed = (to, 0.0);
-                if let Some(gone) = self.slots[usize::from(to)][usize::from(slot)] {
-                    freed.1 = self.rows_at(gone, usize::from(to));
-                    let rest = self.hosts[usize::from(gone)].iter().map(|host| host.0);
-                    let rest: Vec<u16> = rest.filter(|rank| *rank != to).collect();
-                    self.resplit(gone, &rest, (to, 0.0), scratch);
-                }
-                let mut hosts: Vec<u16> =
-                    self.hosts[usize::from(expert)].iter().map(|host| host.0).collect();
-                hosts.push(to);
-                self.resplit(expert, &hosts, freed, scratch);
-            }
-            Change::Shift { from, from_slot, to, .. } => {
-                if let Some(expert) = self.slots[usize::from(from)][usize::from(from_slot)] {
-                    self.carry(expert, from, to, scratch);
-                }
-            }
-            Change::Swap { from, from_slot, to, slot } => {
-                if let Some(expert) = self.slots[usize::from(from)][usize::from(from_slot)] {
-                    self.carry(expert, from, to, scratch);
-                }
-                if let Some(expert) = self.slots[usize::from(to)][usize::from(slot)] {
-                    self.carry(expert, to, from, scratch);
-                }
-            }
-        }
-        self.worth_of(scratch)
-    }
-
-    /// Moves the cells of a copy from one rank to another.
-    fn carry(&self, expert: u16, from: u16, to: u16, scratch: &mut Scratch) {
-        let cells = self.cells_of(expert, usize::from(from));
-        scratch.add(self, usize::from(from), cells, -1.0);
-        scratch.add(self, usize::from(to), cells, 1.0);
-    }
-
-    fn rows_at(&self, expert: u16, rank: usize) -> f64 {
-        let index = usize::from(expert);
-        self.host_index(expert, rank)
-            .map_or(0.0, |host| self.loads.totals[index] as f64 * self.shares[index][host])
-    }
-
-    /// Splits an expert anew over these ranks, the other experts' rows staying where they are,
-    /// but for the rows that have been freed on a rank.
-    fn resplit(&self, expert: u16, ranks: &[u16], freed: (u16, f64), scratch: &mut Scratch) {
-        let index = usize::from(expert);
-        let total = self.loads.totals[index] as f64;
-        for host in &self.hosts[index] {
-            scratch.add(self, host.index(), self.cells_of(expert, host.index()), -1.0);
-        }
-        let shares = match self.rule {
-            SplitRule::Even => vec![1.0 / ranks.len() as f64; ranks.len()],
-            SplitRule::Balanced => {
-                let others = ranks.iter().map(|id| {
-                    let rank = usize::from(*id);
-                    let gone = if *id == freed.0 { freed.1 } else { 0.0 };
-                    let other = self.rank_rows[rank] - self.rows_at(expert, rank) - gone;
-                    (other, f64::from(self.costs.weights[rank]))
-                });
-                pour(total, &others.collect::<Vec<_>>())
-            }
-        };
-        let mut cell = std::mem::take(&mut scratch.cell);
-        for (rank, share) in ranks.iter().zip(shares) {
-            cell.clear();
-            let rows = rows(self.loads, self.costs.steps, index);
-            cell.extend(rows.iter().map(|rows| self.costs.cell_us(rows * share)));
-            scratch.add(self, usize::from(*rank), &cell, 1.0);
-        }
-        scratch.cell = cell;
-    }
-
-    fn worth_of(&self, scratch: &Scratch) -> Worth {
-        let steps = self.costs.steps;
-        let (mut us, mut evenness) = (0.0, 0.0);
-        for step in 0..steps {
-            let known = self.slowest[step]
-                .iter()
-                .find(|rank| !scratch.touched(usize::from(**rank)))
-                .map(|rank| self.time[usize::from(*rank) * steps + step]);
-            let mut most = match known {
-                Some(time) => time,
-                None if self.slowest[step].len() == self.slots.len() => 0.0,
-                None => (0..self.slots.len())
-                    .filter(|rank| !scratch.touched(*rank))
-                    .map(|rank| self.time[rank * steps + step])
-                    .fold(0.0, f64::max),
-            };
-            let mut squares = 0.0;
-            for (index, rank) in scratch.ranks.iter().enumerate() {
-                let new = scratch.time[index * steps + step];
-                let old = self.time[rank * steps + step];
-                squares += new * new - old * old;
-                most = most.max(new);
-            }
-            us += self.costs.on_host(most);
-            evenness += squares / self.norm[step];
-        }
-        Worth { us: us / steps as f64, evenness: self.worth.evenness + evenness / steps as f64 }
     }
 
     /// The state after a change, with an exact split.
@@ -379,58 +284,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// Ranks that a change touches, with their new times. Reused between candidates.
-pub(crate) struct Scratch {
-    stamp: u32,
-    mark: Vec<u32>,
-    ranks: Vec<usize>,
-    time: Vec<f64>,
-    cell: Vec<f64>,
-}
-
-impl Scratch {
-    pub(crate) fn new(ranks: usize) -> Self {
-        Self {
-            stamp: 0,
-            mark: vec![0; ranks],
-            ranks: Vec::new(),
-            time: Vec::new(),
-            cell: Vec::new(),
-        }
-    }
-
-    fn begin(&mut self) {
-        if self.stamp == u32::MAX {
-            self.mark.fill(0);
-            self.stamp = 0;
-        }
-        self.stamp += 1;
-        self.ranks.clear();
-        self.time.clear();
-    }
-
-    fn touched(&self, rank: usize) -> bool {
-        self.mark[rank] == self.stamp
-    }
-
-    fn add(&mut self, layer: &Layer<'_>, rank: usize, cells: &[f64], sign: f64) {
-        let steps = layer.costs.steps;
-        let index = if self.touched(rank) {
-            self.ranks.iter().position(|other| *other == rank).unwrap_or(0)
-        } else {
-            self.mark[rank] = self.stamp;
-            self.ranks.push(rank);
-            self.time.extend_from_slice(&layer.time[rank * steps..(rank + 1) * steps]);
-            self.ranks.len() - 1
-        };
-        let factor = sign * layer.costs.inverse_speed[rank];
-        for (time, cell) in self.time[index * steps..(index + 1) * steps].iter_mut().zip(cells) {
-            *time += factor * cell;
-        }
-    }
-}
-
-fn rows(loads: &LayerLoads, steps: usize, expert: usize) -> &[f64] {
+pub(crate) fn rows(loads: &LayerLoads, steps: usize, expert: usize) -> &[f64] {
     &loads.rows[expert * steps..(expert + 1) * steps]
 }
 
@@ -450,37 +304,4 @@ pub(crate) fn hosts_of(slots: &Slots, experts: usize) -> Vec<Vec<RankId>> {
         }
     }
     hosts
-}
-
-/// Pours `total` rows over ranks that hold `(rows, weight)` already, so that the highest
-/// `rows ÷ weight` is least. Returns shares.
-fn pour(total: f64, ranks: &[(f64, f64)]) -> Vec<f64> {
-    if total <= 0.0 {
-        return vec![1.0 / ranks.len() as f64; ranks.len()];
-    }
-    let mut order: Vec<usize> = (0..ranks.len()).collect();
-    let level = |index: usize| ranks[index].0 / ranks[index].1;
-    order.sort_by(|a, b| level(*a).total_cmp(&level(*b)).then(a.cmp(b)));
-    let (mut rows, mut weight, mut height) = (total, 0.0, 0.0);
-    for (place, index) in order.iter().enumerate() {
-        rows += ranks[*index].0;
-        weight += ranks[*index].1;
-        height = rows / weight;
-        if order.get(place + 1).is_none_or(|next| level(*next) >= height) {
-            break;
-        }
-    }
-    ranks.iter().map(|(rows, weight)| (height * weight - rows).max(0.0) / total).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pouring_levels_the_lowest() {
-        let shares = pour(10.0, &[(0.0, 1.0), (4.0, 1.0), (100.0, 1.0)]);
-        assert!((shares[0] - 0.7).abs() < 1e-12 && (shares[1] - 0.3).abs() < 1e-12, "{shares:?}");
-        assert!(shares[2].abs() < 1e-12);
-    }
 }

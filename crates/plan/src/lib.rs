@@ -30,6 +30,7 @@ mod planner;
 mod price;
 mod schedule;
 mod search;
+mod trial;
 
 pub use check::{TransitionViolation, check, check_transition};
 pub use error::PlanError;

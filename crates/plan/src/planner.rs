@@ -13,7 +13,7 @@ use crate::schedule::schedule;
 use crate::search::{Barred, Path, Point, Terms, descend};
 use crate::{
     Bound, FrontierPoint, Move, Nothing, Objective, Outcome, Plan, PlanError, PlanInput, Predicted,
-    Reason, Refused,
+    Reason, Refused, SplitRule,
 };
 use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, Provenance, RankId, SlotId, hash2};
@@ -112,10 +112,11 @@ impl<'a> Study<'a> {
             us_resplit: 0.0,
             balance_live: Vec::new(),
         };
-        let fresh = input.split_of(input.live, &study.totals)?;
-        study.us_resplit = study.value(input.live, &fresh)?.0;
-        let split = input.live_split.unwrap_or(&fresh);
-        (study.us_live, study.balance_live) = study.value(input.live, split)?;
+        (study.us_resplit, study.balance_live) = study.value(input.live, None)?;
+        study.us_live = study.us_resplit;
+        if let Some(split) = input.live_split {
+            (study.us_live, study.balance_live) = study.value(input.live, Some(split))?;
+        }
         let bounds = (0..study.loads.len()).map(|layer| {
             let sizes: Vec<usize> = study.slots[layer].iter().map(Vec::len).collect();
             let live: Vec<usize> = input.live.slots[layer].iter().map(Vec::len).collect();
@@ -125,8 +126,15 @@ impl<'a> Study<'a> {
         Ok(study)
     }
 
-    /// Step time and balancedness per layer of a map under a split table.
-    fn value(&self, map: &ExpertMap, split: &SplitTable) -> Result<(f64, Vec<f64>), PlanError> {
+    /// Step time and balancedness per layer of a map under a split table, or under a fresh split
+    /// by the rule asked for: rounded to ways where it is balanced, as a table has to be.
+    fn value(
+        &self,
+        map: &ExpertMap,
+        split: Option<&SplitTable>,
+    ) -> Result<(f64, Vec<f64>), PlanError> {
+        let fresh = self.table(map, split)?;
+        let split = split.or(fresh.as_ref());
         let mut us = self.fixed_us;
         let mut balance = Vec::with_capacity(self.loads.len());
         for layer in 0..self.loads.len() {
@@ -137,14 +145,27 @@ impl<'a> Study<'a> {
         Ok((us, balance))
     }
 
+    /// The table to value a map by where none is given; an even split needs none.
+    fn table(
+        &self,
+        map: &ExpertMap,
+        given: Option<&SplitTable>,
+    ) -> Result<Option<SplitTable>, PlanError> {
+        match (given, self.input.split) {
+            (None, SplitRule::Balanced) => Ok(Some(self.input.split_of(map, &self.totals)?)),
+            _ => Ok(None),
+        }
+    }
+
     fn state(
         &self,
         map: &ExpertMap,
-        split: &SplitTable,
+        split: Option<&SplitTable>,
         layer: usize,
     ) -> Result<Layer<'_>, PlanError> {
         let slots = widened(&map.slots[layer], 0);
         let mut state = Layer::new(&self.costs, &self.loads[layer], self.input.split, slots)?;
+        let Some(split) = split else { return Ok(state) };
         let shares = (0..self.input.loads.experts).map(|expert| {
             split
                 .shares(LayerId(layer as u16), ExpertId(expert as u16))
@@ -156,11 +177,13 @@ impl<'a> Study<'a> {
         Ok(state)
     }
 
-    /// Mean exchange time of a step that rows cause, over all layers, µs.
-    fn exchange_us(&self, map: &ExpertMap, split: &SplitTable) -> Result<f64, PlanError> {
+    /// Mean exchange time of a live step that rows cause, over all layers, µs.
+    fn exchange_us(&self) -> Result<f64, PlanError> {
+        let (map, given) = (self.input.live, self.input.live_split);
+        let fresh = self.table(map, given)?;
         let mut rows = 0.0;
         for layer in 0..self.loads.len() {
-            rows += self.state(map, split, layer)?.rows_of_fullest();
+            rows += self.state(map, given.or(fresh.as_ref()), layer)?.rows_of_fullest();
         }
         let steps = match self.input.objective {
             Objective::StepTime => 1.0,
@@ -268,8 +291,25 @@ impl<'a> Study<'a> {
         let close = self.bound.layers[layer].us * (1.0 + CLOSE_ENOUGH);
         if before.is_empty() && reached > close && !self.links.any_degraded() {
             let fresh = self.scratch_slots(layer, &sizes_within(live, room), true)?;
-            let fresh = descend(start(fresh)?, &terms, &[])?.points.pop();
-            points.extend(fresh.map(|point| shared_gain(point, &points)));
+            // What a fresh packing could gain at best must pay for the bytes that it moves more.
+            let moved = |slots: &Slots| {
+                let pairs = slots.iter().enumerate();
+                let new = pairs.map(|(rank, slots)| {
+                    slots
+                        .iter()
+                        .flatten()
+                        .filter(|e| !at_home[usize::from(**e) * ranks + rank])
+                        .count()
+                });
+                new.sum::<usize>()
+            };
+            let path_moves = points.last().map_or(0, |point| point.arrivals.len());
+            let more = moved(&fresh).saturating_sub(path_moves).max(1) as f64;
+            let per_transfer = (reached - self.bound.layers[layer].us) / more;
+            if per_transfer >= self.input.policy.plan.gain_us_per_gb_min * gb {
+                let fresh = descend(start(fresh)?, &terms, &[])?.points.pop();
+                points.extend(fresh.map(|point| shared_gain(point, &points)));
+            }
         }
         Ok((points, barred))
     }
@@ -416,7 +456,8 @@ impl<'a> Study<'a> {
     ) -> Result<Plan, PlanError> {
         let Self { input, .. } = self;
         let split = input.split_of(&map, &self.totals)?;
-        let (planned_us, balance) = self.value(&map, &split)?;
+        let (planned_us, balance) =
+            self.value(&map, (input.split == SplitRule::Balanced).then_some(&split))?;
         let predicted = self.predicted(planned_us, balance);
         let bytes = input.shape.expert_bytes();
         let stages = schedule(input.live, &map, &self.links, input.policy, bytes);
@@ -439,11 +480,10 @@ impl<'a> Study<'a> {
                 self.links.gb_per_s(t.from, t.to, rate) / link
             })
             .fold(0.0, f64::max);
-        let live_split = input.split_of(input.live, &self.totals)?;
         let break_even = break_even(
             price.time_s,
             link_share,
-            self.exchange_us(input.live, input.live_split.unwrap_or(&live_split))?,
+            self.exchange_us()?,
             self.us_live,
             self.us_live - planned_us,
             input.policy.moves.dwell_s,

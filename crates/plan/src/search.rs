@@ -1,7 +1,8 @@
 //! Descent of one layer: which change next, and what every prefix of changes is worth.
 
 use crate::PlanError;
-use crate::layer::{Change, Layer, Scratch, Slots};
+use crate::layer::{Change, Layer, Slots};
+use crate::trial::Scratch;
 use evenkeel_types::{NodeId, RankId, hash3};
 
 /// Candidates whose split is solved exactly before one is taken.
@@ -9,6 +10,17 @@ const EXACT_TRIES: usize = 3;
 
 /// Ranks that changes are sought for, those most steps wait for.
 const GUILTY_RANKS: usize = 2;
+
+/// Ranks that are tried before a layer is given up.
+const GUILTY_RANKS_MAX: usize = 8;
+
+/// Valuations (candidates times steps) per rank before the first that helps may end the search, and
+/// in all.
+const VALUED: usize = 160 * 64;
+const VALUED_MAX: usize = 640 * 64;
+
+/// A candidate whose exact gain is at least this part of its estimate is taken without trying others.
+const AS_ESTIMATED: f64 = 0.9;
 
 /// A gain below this share of the layer's time is noise.
 const GAIN_SHARE_MIN: f64 = 1e-5;
@@ -64,8 +76,8 @@ pub(crate) fn descend(
     before: &[(u16, RankId, f64)],
 ) -> Result<Path, PlanError> {
     let ranks = start.slots.len();
-    let mut scratch = Scratch::new(ranks);
     let mut here = start;
+    let mut scratch = Scratch::new(ranks, here.costs.steps);
     let mut path = Path { points: Vec::new(), barred: Vec::new() };
     path.points.push(Point {
         slots: here.slots.clone(),
@@ -75,10 +87,9 @@ pub(crate) fn descend(
     // Each change gains at least a fixed share, so the descent ends; the limit is a guard.
     let slots: usize = here.slots.iter().map(Vec::len).sum();
     for _ in 0..2 * slots {
-        let mut found = candidates(&here, terms, &mut scratch, &mut path.barred);
-        found.truncate(EXACT_TRIES);
+        let found = candidates(&here, terms, &mut scratch, &mut path.barred);
         let mut best: Option<(f64, Layer<'_>)> = None;
-        for candidate in found {
+        for candidate in found.into_iter().take(EXACT_TRIES) {
             let next = here.apply(candidate.change)?;
             let gain = here.worth.score() - next.worth.score();
             let per_transfer = gain / candidate.transfers.max(0.25);
@@ -86,6 +97,9 @@ pub(crate) fn descend(
                 gain > GAIN_SHARE_MIN * here.worth.us && per_transfer >= terms.gain_us_min;
             if worth_it && best.as_ref().is_none_or(|(most, _)| per_transfer > *most) {
                 best = Some((per_transfer, next));
+            }
+            if per_transfer >= AS_ESTIMATED * candidate.per_transfer {
+                break;
             }
         }
         let Some((_, next)) = best else { break };
@@ -144,15 +158,24 @@ fn candidates(
     let mut found = Vec::new();
     let mut stopped: Option<Barred> = None;
     let before = layer.worth.score();
-    for hot in layer.guilty().into_iter().take(GUILTY_RANKS) {
-        for change in changes(layer, terms, hot) {
-            let Some((transfers, bar)) = transfers(layer, terms, change) else { continue };
+    scratch.next_state();
+    for (place, hot) in layer.guilty().into_iter().take(GUILTY_RANKS_MAX).enumerate() {
+        // Ranks that fewer steps wait for are looked at only when nothing helps the first ones,
+        // and candidates that promise less only when none that promises more keeps its promise.
+        if place >= GUILTY_RANKS && !found.is_empty() {
+            break;
+        }
+        for (index, prospect) in prospects(layer, terms, hot).into_iter().enumerate() {
+            if index * layer.costs.steps >= VALUED && !found.is_empty() {
+                break;
+            }
+            let Prospect { change, transfers, bar, .. } = prospect;
             let after = layer.after(change, scratch);
             let gain = before - after.score();
-            if gain <= GAIN_SHARE_MIN * layer.worth.us {
+            let per_transfer = gain / transfers.max(0.25);
+            if gain <= GAIN_SHARE_MIN * layer.worth.us || per_transfer < terms.gain_us_min {
                 continue;
             }
-            let per_transfer = gain / transfers.max(0.25);
             if let Some((expert, to, node)) = bar {
                 let gain_us = layer.worth.us - after.us;
                 if gain_us > 0.0 && stopped.is_none_or(|most| gain_us > most.gain_us) {
@@ -188,51 +211,75 @@ fn candidates(
     found
 }
 
-/// Changes that take work off a rank and could help: the receiving rank must end below where the
-/// hot one stands now, on the mean over steps.
-fn changes(layer: &Layer<'_>, terms: &Terms<'_>, hot: usize) -> Vec<Change> {
-    let speed = |rank: usize| layer.costs.inverse_speed[rank];
-    let limit = layer.mean[hot] * 1.02;
+/// A change with what its mean over steps promises.
+struct Prospect {
+    change: Change,
+    transfers: f64,
+    bar: Option<(u16, RankId, NodeId)>,
+    per_transfer: f64,
+}
+
+/// Changes that take work off a rank and could help: by the means over steps the slower of the two
+/// ranks concerned becomes faster. The most promising per transfer first.
+fn prospects(layer: &Layer<'_>, terms: &Terms<'_>, hot: usize) -> Vec<Prospect> {
     let mut list = Vec::new();
-    for (hot_slot, expert) in layer.slots[hot].iter().enumerate() {
+    let mut add = |change: Change, left: f64, arrived: f64| {
+        // A little slack: what helps in most steps need not help on the mean.
+        let promise = layer.mean[hot] * 1.02 - left.max(arrived);
+        if promise <= 0.0 {
+            return;
+        }
+        if let Some((transfers, bar)) = transfers(layer, terms, change) {
+            let per_transfer = promise / transfers.max(0.25);
+            list.push(Prospect { change, transfers, bar, per_transfer });
+        }
+    };
+    let (from, now) = (hot as u16, layer.mean[hot]);
+    let speed = |rank: usize| layer.costs.inverse_speed[rank];
+    for (from_slot, expert) in layer.slots[hot].iter().enumerate() {
         let Some(expert) = *expert else { continue };
-        let heavy = layer.cell_mean(expert, hot);
+        let (from_slot, heavy) = (from_slot as u16, layer.cell_mean(expert, hot));
         if heavy <= 0.0 {
             continue;
         }
-        for to in (0..layer.slots.len()).filter(|to| *to != hot) {
-            if layer.holds(expert, to) || layer.mean[to] >= limit {
-                continue;
-            }
+        for to in (0..layer.slots.len()).filter(|to| *to != hot && !layer.holds(expert, *to)) {
+            let there = layer.mean[to];
+            // Work that a copy would take over from a rank's present mean.
+            let part = heavy * layer.part_to_give(expert);
+            let given = |there: f64| ((now - there) / (speed(hot) + speed(to))).min(part);
             for (slot, other) in layer.slots[to].iter().enumerate() {
-                let (from_slot, to_slot) = (hot_slot as u16, slot as u16);
-                let swap = (hot as u16, from_slot, to as u16, to_slot);
-                let copy = Change::Copy { expert, to: to as u16, slot: to_slot };
-                match *other {
-                    None => {
-                        if fills(layer, terms, to) < terms.room[to] {
-                            list.push(copy);
-                            let (from, from_slot, to, slot) = swap;
-                            list.push(Change::Shift { from, from_slot, to, slot });
-                        }
-                        // Empty slots of a rank are alike.
-                        break;
+                let Some(light) = *other else {
+                    if fills(layer, terms, to) < terms.room[to] {
+                        let (to_id, slot) = (to as u16, slot as u16);
+                        let moved = given(there);
+                        let copy = Change::Copy { expert, to: to_id, slot };
+                        add(copy, now - moved * speed(hot), there + moved * speed(to));
+                        let shift = Change::Shift { from, from_slot, to: to_id, slot };
+                        add(shift, now - heavy * speed(hot), there + heavy * speed(to));
                     }
-                    Some(light) => {
-                        let less = layer.cell_mean(light, to);
-                        if layer.hosts[usize::from(light)].len() > 1 {
-                            list.push(copy);
-                        }
-                        let fits = layer.mean[to] + (heavy - less) * speed(to) < limit;
-                        if less < heavy && fits && !layer.holds(light, hot) {
-                            let (from, from_slot, to, slot) = swap;
-                            list.push(Change::Swap { from, from_slot, to, slot });
-                        }
-                    }
+                    // Empty slots of a rank are alike.
+                    break;
+                };
+                let less = layer.cell_mean(light, to);
+                if layer.hosts[usize::from(light)].len() > 1 {
+                    let there = there - less * speed(to);
+                    let moved = given(there);
+                    let copy = Change::Copy { expert, to: to as u16, slot: slot as u16 };
+                    add(copy, now - moved * speed(hot), there + moved * speed(to));
+                }
+                if less < heavy && !layer.holds(light, hot) {
+                    let (to_id, slot) = (to as u16, slot as u16);
+                    let swap = Change::Swap { from, from_slot, to: to_id, slot };
+                    let moved = heavy - less;
+                    add(swap, now - moved * speed(hot), there + moved * speed(to));
                 }
             }
         }
     }
+    list.sort_by(|a, b| {
+        b.per_transfer.total_cmp(&a.per_transfer).then_with(|| a.change.cmp(&b.change))
+    });
+    list.truncate(VALUED_MAX / layer.costs.steps + 1);
     list
 }
 
