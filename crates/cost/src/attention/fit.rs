@@ -30,7 +30,12 @@ struct Point {
     load: AttentionLoad,
     measured_us: f64,
     unseen: bool,
+    /// Slower by a fifth or more than a point with more of everything: the host was busy.
+    episode: bool,
 }
+
+/// A point this much slower than one with more sequences, tokens and context is no kernel time.
+const EPISODE: f64 = 1.2;
 
 /// Fits decode and prefill of one kernel; errors on the fifth held out, and with each head count
 /// left out.
@@ -99,9 +104,28 @@ fn points(
             },
             measured_us: 1000.0 * row.positive(latency)?,
             unseen: hold_out(&key),
+            episode: false,
         });
     }
-    if points.len() < 20 { Err(too_few(kernel, points.len())) } else { Ok(points) }
+    if points.len() < 20 {
+        return Err(too_few(kernel, points.len()));
+    }
+    let episodes: Vec<bool> =
+        points.iter().map(|p| points.iter().any(|other| p.outlasts(other))).collect();
+    for (point, episode) in points.iter_mut().zip(episodes) {
+        point.episode = episode;
+    }
+    Ok(points)
+}
+
+impl Point {
+    fn outlasts(&self, other: &Self) -> bool {
+        self.heads == other.heads
+            && self.load.sequences <= other.load.sequences
+            && self.load.new_tokens <= other.load.new_tokens
+            && self.load.context_tokens <= other.load.context_tokens
+            && self.measured_us > EPISODE * other.measured_us
+    }
 }
 
 fn too_few(kernel: &str, rows: usize) -> CostError {
@@ -183,18 +207,28 @@ fn fit_phase(
                 .map(|point| (predict(phase, params, point), point.measured_us)),
         )
     };
-    let (params, rows) = fit_where(points, phase, |point| !point.unseen);
+    let (params, rows) = fit_where(points, phase, |point| !point.unseen && !point.episode);
     let stats = judge(&params, &|point| point.unseen);
     let target = match phase {
         Phase::Decode => TARGETS[0],
         Phase::Prefill => TARGETS[1],
     };
     report.rows.push(FitLine::new(&curve, "unseen fifth", rows, &stats, Some(target)));
+    let quiet = judge(&params, &|point| point.unseen && !point.episode);
+    let group = "unseen fifth, without host episodes";
+    report.rows.push(FitLine::new(&curve, group, rows, &quiet, None));
+    let episodes = points.iter().filter(|point| point.episode && !point.unseen).count();
+    report.set_aside(
+        &format!("mla {phase}, {system} {kernel}"),
+        episodes,
+        "slower by a fifth or more than a call with more work: the host was busy; not fitted, \
+         but judged where unseen",
+    );
     let mut heads: Vec<u32> = points.iter().map(|point| point.heads).collect();
     heads.sort_unstable();
     heads.dedup();
     for &out in &heads {
-        let (params, rows) = fit_where(points, phase, |point| point.heads != out);
+        let (params, rows) = fit_where(points, phase, |point| point.heads != out && !point.episode);
         let stats = judge(&params, &|point| point.heads == out);
         let group = format!("{out} heads left out");
         report.left_out.push(FitLine::new(&curve, &group, rows, &stats, None));

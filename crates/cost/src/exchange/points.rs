@@ -28,9 +28,10 @@ impl From<LogTable> for Vec<(f64, f64)> {
 }
 
 impl LogTable {
-    /// A table of `(size, time)` points. Points that are not positive and finite are left out,
-    /// equal sizes are averaged, and a time below an earlier one is raised to it: more work is
-    /// never cheaper.
+    /// A table of `(size, time)` points. Points that are not positive and finite are left out and
+    /// equal sizes are averaged. Where a time falls below an earlier one, both are replaced by
+    /// their geometric mean, and so on outwards (isotonic regression): more work is never
+    /// cheaper, and jitter biases the curve neither up nor down.
     #[must_use]
     pub fn new(mut points: Vec<(f64, f64)>) -> Self {
         points.retain(|&(x, y)| x.is_finite() && y.is_finite() && x > 0.0 && y > 0.0);
@@ -45,14 +46,7 @@ impl LogTable {
                 _ => merged.push((x, y, 1.0)),
             }
         }
-        let mut floor = 0.0_f64;
-        let points: Vec<(f64, f64)> = merged
-            .into_iter()
-            .map(|(x, sum, count)| {
-                floor = floor.max(sum / count);
-                (x, floor)
-            })
-            .collect();
+        let points = isotonic(merged.into_iter().map(|(x, sum, n)| (x, sum / n)).collect());
         let logs = points.iter().map(|&(x, y)| (x.ln(), y.ln())).collect();
         let tail_slope = match points.as_slice() {
             [.., (x0, y0), (x1, y1)] => (y1 - y0) / (x1 - x0),
@@ -97,6 +91,29 @@ impl LogTable {
     pub fn plus(&self, time: f64) -> Self {
         Self::new(self.points.iter().map(|&(x, y)| (x, y + time)).collect())
     }
+}
+
+/// The closest ascending times by squared error of their logarithms (pool adjacent violators).
+fn isotonic(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    // Blocks of a mean logarithm and a number of points.
+    let mut blocks: Vec<(f64, usize)> = Vec::with_capacity(points.len());
+    for (_, y) in &points {
+        let mut block = (y.ln(), 1);
+        while let Some(&(mean, count)) = blocks.last() {
+            if mean < block.0 {
+                break;
+            }
+            blocks.pop();
+            let sum = mean * count as f64 + block.0 * block.1 as f64;
+            let together = count + block.1;
+            block = (sum / together as f64, together);
+        }
+        blocks.push(block);
+    }
+    let times = blocks.iter().flat_map(|&(mean, count)| std::iter::repeat_n(mean.exp(), count));
+    // A point that no violator touched keeps its exact value.
+    let close = |new: f64, old: f64| if (new / old - 1.0).abs() < 1e-12 { old } else { new };
+    points.into_iter().zip(times).map(|((x, old), new)| (x, close(new, old))).collect()
 }
 
 #[cfg(test)]
