@@ -13,13 +13,14 @@ pub struct RequestOutcome {
     pub slice: SliceId,
     /// Arrival, ns from the run's start.
     pub arrival_ns: u64,
-    /// First output token, ns from the run's start.
+    /// First output token, ns from the run's start. A decode group gets it with the hand-over, so
+    /// there it is the arrival, and the time from it to the next token is a gap.
     pub first_token_ns: Option<u64>,
     /// Last output token, ns from the run's start.
     pub finish_ns: Option<u64>,
     /// Prompt tokens.
     pub prompt_tokens: u32,
-    /// Output tokens produced in this run.
+    /// Output tokens produced in this run, in a decode group with the one that was handed over.
     pub output_tokens: u32,
     /// Longest gap between two of its tokens, ns.
     pub largest_gap_ns: u64,

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{HandCurves, Keep, config, jobs, recorded, routing, shape};
-use evenkeel_cost::ExpertCoefficients;
+use evenkeel_cost::{ExpertCoefficients, Profile, StepModel};
 use evenkeel_sim::{
     AttentionFault, Faults, Job, KernelFault, LateRank, Limits, NoSink, Replay, Role, Run,
     SimError, simulate,
@@ -335,4 +335,29 @@ fn what_does_not_fit_is_named() {
     let late = Some(LateRank { rank: RankId(4), late_ns: 1, from_ns: 0 });
     let faults = Faults { late_rank: late, ..Faults::default() };
     assert!(new(&case.map, &case.topology, &faults).to_string().contains("below 4"));
+}
+
+#[test]
+fn the_fitted_curves_serve_every_role() {
+    let shape = shape(3, 8, 2);
+    let routes = routing(&shape, 8, 1, 90, 6, 3);
+    let map = ExpertMap::contiguous(&shape, 16, 1);
+    let split = SplitTable::even(&map).unwrap();
+    let topology = Topology::uniform("h20", 16, 96_000_000_000);
+    let profile = Profile::builtin("h20").unwrap();
+    let model = StepModel::resolve(&profile, &shape, &topology).unwrap();
+    let mut replay =
+        Replay::new(&routes, &map, &split, &model, &topology, &Faults::default()).unwrap();
+    for role in [Role::Mixed, Role::Prefill, Role::Decode] {
+        let jobs = jobs(&[0; 8]);
+        let config = config(role);
+        let run =
+            simulate("f", &config, &routes, &jobs, &mut replay, &mut NoSink, Limits::default())
+                .unwrap();
+        assert!(run.requests.iter().all(|request| request.finish_ns.is_some()));
+        for step in &run.steps {
+            assert!(step.exchange_ns > 0 && step.attention_slowest_ns > 0 && step.rest_ns > 0);
+            assert!(step.expert_slowest_ns >= step.expert_mean_ns && step.expert_mean_ns > 0);
+        }
+    }
 }
