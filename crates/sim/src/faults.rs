@@ -40,6 +40,11 @@ pub struct LateRank {
     pub from_ns: u64,
 }
 
+impl LateRank {
+    /// Longest lateness, ns: nearly five hours.
+    pub const NS_MAX: u64 = 1 << 44;
+}
+
 /// Faults of a replay. Slow links and slow ranks are the topology's (`link_health`, `rank_speed`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -71,6 +76,9 @@ impl Faults {
             if let Some(factor) = factor.filter(|factor| !(factor.is_finite() && *factor > 0.0)) {
                 return Err(SimError::range(place, factor, "a positive number"));
             }
+        }
+        if let Some(late) = late_rank.as_ref().filter(|late| late.late_ns > LateRank::NS_MAX) {
+            return Err(SimError::range("fault: late_ns", late.late_ns, "at most 2^44"));
         }
         let rank = attention.as_ref().and_then(|fault| fault.rank);
         for rank in rank.into_iter().chain(late_rank.as_ref().map(|fault| fault.rank)) {

@@ -224,7 +224,11 @@ impl<'a> Machine<'a> {
 
     /// The outcomes so far.
     #[must_use]
-    pub fn outcomes(&mut self) -> &mut Outcomes {
+    pub fn outcomes(&self) -> &Outcomes {
+        &self.outcomes
+    }
+
+    pub(crate) fn outcomes_mut(&mut self) -> &mut Outcomes {
         &mut self.outcomes
     }
 

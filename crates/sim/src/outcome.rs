@@ -70,11 +70,21 @@ impl Outcomes {
         gaps.extend(found.map(|(slice, gap_ns, tokens)| Gap { step, slice, gap_ns, tokens }));
     }
 
-    pub(crate) fn finished(&self) -> u64 {
+    /// Requests that have arrived, in the order of their arrival.
+    #[must_use]
+    pub fn requests(&self) -> &[RequestOutcome] {
+        &self.requests
+    }
+
+    /// Requests that have finished.
+    #[must_use]
+    pub fn finished(&self) -> u64 {
         self.finished
     }
 
-    pub(crate) fn preemptions(&self) -> u64 {
+    /// Preemptions.
+    #[must_use]
+    pub fn preemptions(&self) -> u64 {
         self.preemptions
     }
 

@@ -74,15 +74,15 @@ pub fn simulate(
             swap_rows(&mut record, &mut cost);
         }
         if steps.is_multiple_of(PROGRESS_EVERY) {
-            tell(&mut limits, steps + 1, now_ns, &mut machine, jobs);
+            tell(&mut limits, steps + 1, now_ns, &machine, jobs);
         }
     }
     let steps = ledger.run.steps.len() as u64;
-    tell(&mut limits, steps, now_ns, &mut machine, jobs);
+    tell(&mut limits, steps, now_ns, &machine, jobs);
     Ok(ledger.close(&mut machine))
 }
 
-fn tell(limits: &mut Limits<'_>, steps: u64, now_ns: u64, machine: &mut Machine<'_>, jobs: &[Job]) {
+fn tell(limits: &mut Limits<'_>, steps: u64, now_ns: u64, machine: &Machine<'_>, jobs: &[Job]) {
     let finished = machine.outcomes().finished();
     if let Some(progress) = &mut limits.progress {
         progress(Progress { steps, now_ns, finished, jobs: jobs.len() as u64 });
@@ -196,12 +196,12 @@ impl Ledger {
         let Some(step) = self.run.steps.last_mut() else { return };
         step.kv_blocks_free_min = free;
         self.run.totals.kv_blocks_free_min = self.run.totals.kv_blocks_free_min.min(free);
-        machine.outcomes().drain_gaps(step.step, &mut self.run.gaps);
+        machine.outcomes_mut().drain_gaps(step.step, &mut self.run.gaps);
     }
 
     fn close(mut self, machine: &mut Machine<'_>) -> Run {
         self.run.totals.preemptions = machine.outcomes().preemptions();
-        self.run.requests = machine.outcomes().take_requests();
+        self.run.requests = machine.outcomes_mut().take_requests();
         self.run
     }
 }

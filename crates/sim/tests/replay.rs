@@ -7,8 +7,8 @@ mod common;
 use common::{HandCurves, Keep, config, jobs, recorded, routing, shape};
 use evenkeel_cost::{ExpertCoefficients, Profile, StepModel};
 use evenkeel_sim::{
-    AttentionFault, Faults, Job, KernelFault, LateRank, Limits, NoSink, Replay, Role, Run,
-    SimError, simulate,
+    AttentionFault, Faults, GroupConfig, Job, KernelFault, LateRank, Limits, NoSink, Replay, Role,
+    Run, SimError, simulate,
 };
 use evenkeel_split::SplitTable;
 use evenkeel_trace::{Direction, Routes, StepRecord};
@@ -309,6 +309,31 @@ fn clones_in_decode_use_several_copies() {
     let [first, second] = run.totals.rank_rows[1][..] else { panic!("two ranks") };
     assert_eq!(first + second, 128);
     assert!(first.min(second) > 40, "{first} {second}");
+}
+
+#[test]
+fn a_step_of_more_sequences_than_a_counter_holds() {
+    let shape = shape(1, 2, 1);
+    let routes = recorded(&shape, &[(1, 2)], vec![0; 3]);
+    let jobs: Vec<Job> = (0..70_000).map(|job| Job { job, ..jobs(&[0])[0] }).collect();
+    let config = GroupConfig {
+        decode_sequences_per_rank: 70_000,
+        kv_blocks_per_rank: 70_000,
+        ..config(Role::Decode)
+    };
+    for slots in [1, 2] {
+        let map = ExpertMap::contiguous(&shape, 2, slots);
+        let split = SplitTable::even(&map).unwrap();
+        let (curves, topology) = (HandCurves::simple(), topology(1, 2));
+        let mut replay =
+            Replay::new(&routes, &map, &split, &curves, &topology, &Faults::default()).unwrap();
+        let limits = Limits::default();
+        let run = simulate("m", &config, &routes, &jobs, &mut replay, &mut NoSink, limits).unwrap();
+        assert_eq!((run.steps.len(), run.totals.misplaced_rows), (1, 0));
+        assert_eq!(run.totals.expert_choices[1], [70_000, 0]);
+        let first = run.totals.rank_rows[1][0];
+        assert!(if slots == 1 { first == 70_000 } else { first.abs_diff(35_000) < 1_000 });
+    }
 }
 
 #[test]

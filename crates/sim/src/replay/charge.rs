@@ -5,13 +5,13 @@
 //! the step exactly.
 
 use super::Replay;
-use crate::{StepBatch, StepCost};
+use crate::{LateRank, StepBatch, StepCost};
 use evenkeel_trace::LayerCell;
 use evenkeel_types::Phase;
 
-/// Whole ns. Negative or absurd curve values become the nearest time there is.
+/// Whole ns, at most five hours: no sum over the layers of a step overflows.
 pub(super) fn to_ns(us: f64) -> u64 {
-    (us * 1000.0).round() as u64
+    ((us * 1000.0).round() as u64).min(LateRank::NS_MAX)
 }
 
 /// Arrival of one rank at dispatch.
