@@ -1,4 +1,5 @@
 //! Real dumps import, and faults of dumps are named.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first failure")]
 
 use evenkeel_interop::{
     ImportError, ImportOptions, Imported, SourceFile, arrivals_with_lengths, expert_counts,

@@ -12,6 +12,7 @@
 //! with the trace's length.
 
 mod cell;
+mod decoder;
 mod error;
 mod guard;
 mod header;

@@ -3,7 +3,7 @@
 use crate::cell::Source;
 use crate::limits::{BATCH_ROWS, FOOTER_BYTES_MAX};
 use crate::table::{Row, Table};
-use crate::{StoreError, guard};
+use crate::{StoreError, decoder, guard};
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Schema};
 use bytes::Bytes;
@@ -48,18 +48,19 @@ impl TableFile {
         check_ends(path, &file, length)?;
         let file = Arc::new(file);
         let chunks = Chunks { file: Arc::clone(&file), length };
-        let unreadable = StoreError::parquet(path, "read the footer");
-        let metadata = ParquetMetaDataReader::new()
-            .with_page_index_policy(PageIndexPolicy::Skip)
-            .parse_and_finish(&chunks)
-            .map_err(&unreadable)?;
+        let metadata = decoder::call(path, "read the footer", || {
+            ParquetMetaDataReader::new()
+                .with_page_index_policy(PageIndexPolicy::Skip)
+                .parse_and_finish(&chunks)
+        })?;
         check_keys(path, table, metadata.file_metadata().key_value_metadata())?;
         let names: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
         let rows = guard::check(path, &file, length, &metadata, &names)?;
         // Types follow from Parquet's own, so that an embedded Arrow schema is not trusted.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let metadata =
-            ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(&unreadable)?;
+        let metadata = decoder::call(path, "read the footer", || {
+            ArrowReaderMetadata::try_new(Arc::new(metadata), options)
+        })?;
         let opened = Self { path: path.to_owned(), file, length, metadata, rows };
         opened.check_columns(schema)?;
         Ok(opened)
@@ -118,15 +119,16 @@ impl TableFile {
     pub fn batches(&self, names: &[&str], groups: Range<usize>) -> Result<Scan, StoreError> {
         let chunks = Chunks { file: Arc::clone(&self.file), length: self.length };
         let first_row = self.groups().get(groups.start).map_or(self.rows, |rows| rows.start);
-        let mask = ProjectionMask::columns(self.metadata.parquet_schema(), names.iter().copied());
-        let reader =
+        let reader = decoder::call(&self.path, "read", || {
+            let schema = self.metadata.parquet_schema();
+            let mask = ProjectionMask::columns(schema, names.iter().copied());
             ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, self.metadata.clone())
                 .with_row_groups(groups.collect())
                 .with_projection(mask)
                 .with_batch_size(BATCH_ROWS)
                 .build()
-                .map_err(StoreError::parquet(&self.path, "read"))?;
-        Ok(Scan { path: self.path.clone(), reader, next_row: first_row })
+        })?;
+        Ok(Scan { path: self.path.clone(), reader: Some(reader), next_row: first_row })
     }
 
     /// A cursor over the rows of a run of row groups.
@@ -191,16 +193,19 @@ fn check_keys(
 /// A stream of record batches with their place.
 pub(crate) struct Scan {
     path: PathBuf,
-    reader: ParquetRecordBatchReader,
+    /// None after a failure: what the decoder would say then has no meaning.
+    reader: Option<ParquetRecordBatchReader>,
     next_row: u64,
 }
 
 impl Scan {
     /// The next batch that has rows, and the row that it starts with.
     pub fn next(&mut self) -> Result<Option<(RecordBatch, u64)>, StoreError> {
-        for batch in self.reader.by_ref() {
-            let batch = batch
-                .map_err(|error| StoreError::parquet(&self.path, "read rows")(error.into()))?;
+        while let Some(mut reader) = self.reader.take() {
+            let batch =
+                decoder::call(&self.path, "read rows", || Ok(reader.next().transpose()?))?;
+            let Some(batch) = batch else { break };
+            self.reader = Some(reader);
             if batch.num_rows() > 0 {
                 let first = self.next_row;
                 self.next_row += batch.num_rows() as u64;

@@ -106,3 +106,25 @@ impl<R: Row> RowWriter<R> {
         self.table.finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::StepRow;
+
+    #[test]
+    fn a_full_disk_is_told_as_such() {
+        let path = Path::new("/dev/full");
+        let schema = StepRow::schema();
+        let names: Vec<ArrayRef> = StepRow::arrays(&[]);
+        let result =
+            TableWriter::create(path, schema, properties(Table::Steps)).and_then(|mut table| {
+                table.append(names)?;
+                table.finish()
+            });
+        let error = result.unwrap_err();
+        assert!(error.is_environment(), "{error}");
+        assert!(error.to_string().contains("/dev/full: cannot"), "{error}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("free space")), "{error}");
+    }
+}

@@ -62,7 +62,15 @@ impl Trace {
         };
         let verified = verify(&self.header, &tables, &events)?;
         self.verified = verified;
-        let requests = self.requests()?;
+        let recorded = self.has(Table::Tokens);
+        let mut requests = Vec::new();
+        self.each_request(|mut request| {
+            if recorded {
+                // Token times are the bulk of a request, and recorded routing does not need them.
+                request.token_ns = Vec::new();
+                requests.push(request);
+            }
+        })?;
         if let Some(table) = self.tables.get(&Table::Tokens) {
             self.need(Table::Requests, "the prompt length and slice of recorded tokens")?;
             tokens::read(table, &self.header.model, &requests, false)?;
@@ -174,16 +182,23 @@ impl Trace {
     /// # Errors
     /// Where the table cannot be read, a row is out of range or a request is there twice.
     pub fn requests(&self) -> Result<Vec<RequestRecord>, StoreError> {
+        let mut requests = Vec::new();
+        self.each_request(|request| requests.push(request))?;
+        Ok(requests)
+    }
+
+    fn each_request(&self, mut take: impl FnMut(RequestRecord)) -> Result<(), StoreError> {
         let mut seen = BTreeSet::new();
-        self.listed::<RequestRow, _>(|row, at| {
+        self.listed::<RequestRow>(|row, at| {
             let place = format!("request {}", row.request);
-            let request = records::request_record(row).map_err(|problem| (place.clone(), problem));
-            let request = request.map_err(|(place, problem)| at.row(place, problem))?;
+            let request = records::request_record(row);
+            let request = request.map_err(|problem| at.row(place.clone(), problem))?;
             records::check_request(at.path, at.row, &self.header, &request)?;
             if !seen.insert(request.request) {
                 return Err(at.row(place, "is there twice, expected once".to_owned()));
             }
-            Ok(request)
+            take(request);
+            Ok(())
         })
     }
 
@@ -194,10 +209,14 @@ impl Trace {
     pub fn events(&self) -> Result<Vec<Event>, StoreError> {
         let topology = self.header.topology.as_ref();
         let bounds = Bounds::new(&self.header, topology.map(|topology| topology.rank_count()));
-        self.listed::<EventRow, _>(|row, at| {
+        let mut events = Vec::new();
+        self.listed::<EventRow>(|row, at| {
             let place = format!("event at {} ns", row.at_ns);
-            records::event_record(row, &bounds).map_err(|problem| at.row(place, problem))
-        })
+            let event = records::event_record(row, &bounds);
+            events.push(event.map_err(|problem| at.row(place, problem))?);
+            Ok(())
+        })?;
+        Ok(events)
     }
 
     /// Loads of up to `steps_max` steps of a phase, spread evenly over the window's steps that have
@@ -366,24 +385,23 @@ impl Trace {
         self.tables.get(&table).ok_or_else(missing)
     }
 
-    /// Reads a table whole, row by row.
-    fn listed<R: Row, T>(
+    /// Gives every row of a table whose rows are bounded in number.
+    fn listed<R: Row>(
         &self,
-        mut take: impl FnMut(R, &At<'_>) -> Result<T, StoreError>,
-    ) -> Result<Vec<T>, StoreError> {
-        let Some(table) = self.tables.get(&R::TABLE) else { return Ok(Vec::new()) };
+        mut take: impl FnMut(R, &At<'_>) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let Some(table) = self.tables.get(&R::TABLE) else { return Ok(()) };
         if table.rows() > LISTED_ROWS_MAX {
             let (path, what) = (table.path().to_owned(), "number of rows".to_owned());
             let (found, limit) = (table.rows(), LISTED_ROWS_MAX);
             return Err(StoreError::Limit { path, what, found, limit });
         }
         let mut cursor = table.all::<R>()?;
-        let mut rows = Vec::new();
         while let Some(row) = cursor.peek()? {
-            rows.push(take(row, &At { path: table.path(), row: cursor.row() })?);
+            take(row, &At { path: table.path(), row: cursor.row() })?;
             cursor.advance();
         }
-        Ok(rows)
+        Ok(())
     }
 }
 

@@ -1,4 +1,5 @@
 //! Damaged, foreign and unlawful traces: a clear error, never a panic, never a half-read answer.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first failure")]
 
 mod common;
 
@@ -80,8 +81,11 @@ fn wide(values: &[i64]) -> ArrayRef {
     Arc::new(Int64Array::from(values.to_vec()))
 }
 
+/// Columns of a table by name.
+type Columns = Vec<(&'static str, ArrayRef)>;
+
 /// A routing table as another tool would write it: 64-bit signed columns.
-fn foreign_routing(tokens: ArrayRef) -> Vec<(&'static str, ArrayRef)> {
+fn foreign_routing(tokens: ArrayRef) -> Columns {
     vec![
         ("step", wide(&[1, 1])),
         ("phase", wide(&[1, 1])),
@@ -129,7 +133,7 @@ fn foreign_columns_are_taken_where_they_hold_counts() {
 #[test]
 fn unlawful_rows_are_named() {
     let (_dir, path) = bare();
-    let routing = |change: &dyn Fn(&mut Vec<(&'static str, ArrayRef)>), word: &str| {
+    let routing = |change: &dyn Fn(&mut Columns), word: &str| {
         let mut columns = foreign_routing(wide(&[7, 9]));
         change(&mut columns);
         replace(&path, Table::Routing, columns);
@@ -226,7 +230,7 @@ fn versions_headers_and_maps_are_checked() {
     with("\"experts\": 16", "\"experts\": 0", "`experts` is 0");
     with("\"experts\": 16", "\"experts\": -3", "invalid value");
     with("\"top_k\": 2", "\"top_k\": 40", "top_k is 40");
-    with("\"notes\"", "notes", "expected");
+    with("\"notes\"", "notes", "key must be a string");
     let map_file = path.join("maps/v1.json");
     let map_text = fs::read_to_string(&map_file).unwrap();
     let other = ExpertMap { model_revision: "other".into(), ..map(1) };
@@ -363,10 +367,10 @@ fn ask_mutated(victim: usize, mutate: impl FnOnce(&mut Vec<u8>)) {
     let mut mutate = Some(mutate);
     for (index, (name, bytes)) in files().iter().enumerate() {
         let mut bytes = bytes.clone();
-        if index == victim {
-            if let Some(mutate) = mutate.take() {
-                mutate(&mut bytes);
-            }
+        if index == victim
+            && let Some(mutate) = mutate.take()
+        {
+            mutate(&mut bytes);
         }
         fs::write(dir.path().join(name), bytes).unwrap();
     }

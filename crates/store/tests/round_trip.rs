@@ -1,4 +1,5 @@
 //! What is written is what is read, whole or in windows.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first failure")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! The text readers of maps, topologies and policies end on any text, and what they write they read.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first failure")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! A small trace with every table filled, lawful by construction.
 #![allow(dead_code, missing_docs, reason = "each test file uses a part; a test has no readers")]
+#![allow(clippy::unwrap_used, reason = "a test stops at the first failure")]
 
 use evenkeel_trace::{
     Direction, Event, EventKind, Finish, LayerCell, LinkRow, RankCell, RecordedRequest,
@@ -69,7 +70,7 @@ fn random_step(seed: u64, index: u64) -> StepRecord {
             }
         }
     }
-    let recorded = index % 2 == 0;
+    let recorded = index.is_multiple_of(2);
     let routing = routing.into_iter().map(|((layer, source, expert, host), tokens)| RoutingRow {
         layer: LayerId(layer),
         source: RankId(source),
@@ -151,7 +152,7 @@ pub fn requests() -> Vec<RequestRecord> {
         slice: recorded.slice,
         arrival_ns: recorded.request * 1000,
         queue_ns: Some(5),
-        ttft_ns: (recorded.request % 3 != 0).then_some(100),
+        ttft_ns: (!recorded.request.is_multiple_of(3)).then_some(100),
         finish_ns: Some(200),
         token_ns: (0..u64::from(recorded.output_tokens())).map(|token| 100 + token).collect(),
         prompt_tokens: recorded.prompt_tokens,
@@ -160,7 +161,7 @@ pub fn requests() -> Vec<RequestRecord> {
             [recorded.request as usize % 4],
         error: if recorded.request % 4 == 2 { "out of memory".into() } else { String::new() },
         output_digest: "ab".into(),
-        mean_log_probability: (recorded.request % 2 == 0).then_some(-1.5),
+        mean_log_probability: recorded.request.is_multiple_of(2).then_some(-1.5),
         quality_score: None,
     };
     routes.requests().iter().map(of).collect()
