@@ -64,6 +64,12 @@ impl Failure {
         self
     }
 
+    /// A trace that cannot be read or written: the store says whose fault it is, and the remedy.
+    pub(crate) fn store(error: evenkeel_store::StoreError) -> Self {
+        let kind = if error.is_environment() { Kind::Environment } else { Kind::Input };
+        Self { kind, message: error.to_string(), hint: error.hint() }
+    }
+
     /// A failed read or write of `what`. A missing file is the user's input; the rest is the
     /// machine's.
     pub(crate) fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {

@@ -69,3 +69,15 @@ pub(crate) fn profile(name: &str) -> Result<Profile, Failure> {
     }
     Profile::from_json(&text(path)?).map_err(|error| Failure::input(error).context(name))
 }
+
+/// Memory of one device of a built-in profile, bytes.
+pub(crate) fn hbm_bytes(profile: &str) -> Result<u64, Failure> {
+    match profile {
+        "h100-sxm" => Ok(80_000_000_000),
+        "h200-sxm" => Ok(141_000_000_000),
+        "h20" => Ok(96_000_000_000),
+        "cpu" => Ok(8_000_000_000),
+        _ => Err(Failure::input(format!("topology `{profile}`: no such built-in profile"))
+            .hint(format!("built in: {}; or give a topology file", Profile::BUILTIN.join(", ")))),
+    }
+}

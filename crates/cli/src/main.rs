@@ -8,17 +8,26 @@ mod fail;
 mod load;
 mod out;
 mod progress;
+mod replays;
+mod runs;
+mod setting;
 mod verbs;
+mod view;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Keeps Mixture-of-Experts serving with expert parallelism on an even keel.
 #[derive(Debug, Parser)]
-#[command(name = "evenkeel", version, about, after_help = "\
+#[command(
+    name = "evenkeel",
+    version,
+    about,
+    after_help = "\
 The loop:  import → inspect → diagnose → plan → check → replay → gate → report
 Start with:  evenkeel demo
-Exit codes:  0 done, verdict positive; 1 negative finding; 2 bad usage or input; 3 environment")]
+Exit codes:  0 done, verdict positive; 1 negative finding; 2 bad usage or input; 3 environment"
+)]
 struct Arguments {
     /// Print the result as JSON on stdout.
     #[arg(long, global = true)]

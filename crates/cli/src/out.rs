@@ -22,11 +22,6 @@ impl Out {
         !self.quiet && std::io::stderr().is_terminal()
     }
 
-    /// Whether notes may be printed.
-    pub(crate) fn quiet(&self) -> bool {
-        self.quiet
-    }
-
     /// Prints the result: the value under `--json`, else the text.
     pub(crate) fn present(
         &mut self,
@@ -67,8 +62,8 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let folder = folder.unwrap_or_else(|| Path::new("."));
     let place = || path.display();
     std::fs::create_dir_all(folder).map_err(|error| Failure::io(folder.display(), &error))?;
-    let mut beside = tempfile::NamedTempFile::new_in(folder)
-        .map_err(|error| Failure::io(place(), &error))?;
+    let mut beside =
+        tempfile::NamedTempFile::new_in(folder).map_err(|error| Failure::io(place(), &error))?;
     beside
         .write_all(bytes)
         .and_then(|()| beside.as_file().sync_all())

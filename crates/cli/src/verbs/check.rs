@@ -1,0 +1,115 @@
+//! `check`: does this map keep the laws on this machine, and the move to it as well?
+
+use crate::fail::{Failure, Finding, Verdict};
+use crate::load;
+use crate::out::Out;
+use crate::setting;
+use clap::Args;
+use evenkeel_plan::{TransitionViolation, check_transition};
+use evenkeel_types::{ModelShape, Violation};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Check a map against the laws: every expert lives, copies are copies, memory holds.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  evenkeel check map.json --model deepseek-v2-lite --topology h20:16
+  evenkeel check next.json --from live.json --topology topology.toml
+Exit code 1: a law is broken.")]
+pub(crate) struct Arguments {
+    /// Map to check.
+    map: PathBuf,
+    /// Map that is live now: the move from it is checked at every stage.
+    #[arg(long, value_name = "MAP")]
+    from: Option<PathBuf>,
+    /// Model, a known name; default: the map's own.
+    #[arg(long)]
+    model: Option<String>,
+    /// Topology file, or PROFILE:RANKS.
+    #[arg(long, value_name = "FILE|PROFILE:RANKS")]
+    topology: Option<String>,
+    /// Policy file.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Checked {
+    map_version: u64,
+    digest: String,
+    layers: usize,
+    ranks: usize,
+    experts: u16,
+    memory_checked: bool,
+    violations: Vec<Violation>,
+    transition: Vec<TransitionViolation>,
+    statements: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
+    let map = load::map(&arguments.map)?;
+    let policy = load::policy(arguments.policy.as_deref())?;
+    let topology = arguments.topology.as_deref().map(setting::topology).transpose()?;
+    let name = arguments.model.as_deref().unwrap_or(&map.model);
+    let shape = ModelShape::known(name);
+    if shape.is_none() && (arguments.model.is_some() || topology.is_some()) {
+        return Err(Failure::input(format!("model `{name}` is not known"))
+            .hint(format!("known: {}", ModelShape::KNOWN.join(", "))));
+    }
+    if let (Some(shape), Some(topology)) = (&shape, &topology) {
+        map.fits(shape, topology.rank_count())
+            .map_err(|error| Failure::input(error).context(arguments.map.display()))?;
+    }
+    let mut violations = map.violations();
+    let mut transition = Vec::new();
+    let memory_checked = shape.is_some() && topology.is_some();
+    if let (Some(shape), Some(topology)) = (&shape, &topology) {
+        violations.extend(policy.memory.violations(&map, shape, topology));
+        if let Some(from) = &arguments.from {
+            let live = load::map(from)?;
+            transition = check_transition(&live, &map, shape, topology, &policy)
+                .map_err(|error| Failure::input(error).context(from.display()))?;
+            transition.retain(|broken| !matches!(broken, TransitionViolation::Map { .. }));
+        }
+    } else if arguments.from.is_some() {
+        return Err(Failure::input("--from needs --topology and a known model"));
+    }
+    let checked = Checked {
+        map_version: map.version,
+        digest: map.digest(),
+        layers: map.layers(),
+        ranks: map.ranks(),
+        experts: map.experts,
+        memory_checked,
+        statements: violations
+            .iter()
+            .map(ToString::to_string)
+            .chain(transition.iter().map(ToString::to_string))
+            .collect(),
+        violations,
+        transition,
+    };
+    out.present(&checked, || text(&checked))?;
+    Ok(Finding::from_good(checked.statements.is_empty()))
+}
+
+fn text(checked: &Checked) -> String {
+    let Checked { map_version, digest, layers, ranks, experts, .. } = checked;
+    let mut text = format!(
+        "map version {map_version}, digest {digest}: {layers} layers x {ranks} ranks, {experts} experts\n"
+    );
+    if checked.statements.is_empty() {
+        text += "keeps laws 2 and 3";
+        text += if checked.memory_checked {
+            ", and memory holds with the KV floor\n"
+        } else {
+            "; memory was not checked (give --topology)\n"
+        };
+        return text;
+    }
+    for statement in &checked.statements {
+        text += &format!("broken: {statement}\n");
+    }
+    text
+}

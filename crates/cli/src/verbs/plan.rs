@@ -1,0 +1,285 @@
+//! `plan`: where each expert's weights should live, what the move costs, or "do nothing".
+
+use super::{diagnose::phase, traces};
+use crate::fail::{Failure, Finding, Verdict};
+use crate::out::{Out, write_file};
+use crate::progress::Progress;
+use crate::setting::{MachineArguments, Setting};
+use clap::Args;
+use evenkeel_plan::{Outcome, Plan, Reason, plan, plan_from_scratch};
+use evenkeel_report::{fmt, text};
+use evenkeel_store::Table;
+use evenkeel_trace::draw;
+use evenkeel_types::{ExpertMap, Phase};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Plan a map from a trace: bound, moves, price, break-even, or "do nothing".
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  evenkeel plan evenkeel-demo/trace-after --out next.json
+  evenkeel plan my-trace --topology h20:16 --map live.json --sequences-per-rank 128 --out next.json
+Exit code 0: a plan was made; 1: do nothing.")]
+pub(crate) struct Arguments {
+    /// Trace to plan on.
+    trace: PathBuf,
+    /// Map that is live; default: the trace's last; else the contiguous one.
+    #[arg(long, value_name = "MAP")]
+    map: Option<PathBuf>,
+    /// Write the planned map here.
+    #[arg(long, value_name = "MAP")]
+    out: Option<PathBuf>,
+    /// Ignore the live map and pack greedily, as engines do; for comparison.
+    #[arg(long)]
+    from_scratch: bool,
+    /// Phase that carries the objective: decode or prefill. Never their sum.
+    #[arg(long, default_value = "decode", value_parser = phase)]
+    phase: Phase,
+    /// Part of the trace, in steps (`100..200`) or seconds (`1.5s..3s`).
+    #[arg(long, value_name = "FROM..TO")]
+    window: Option<String>,
+    /// Steps sampled from the window.
+    #[arg(long, default_value_t = 64)]
+    steps: usize,
+    /// Decoding sequences per rank where batches are drawn from recorded requests.
+    #[arg(long, default_value_t = 64)]
+    sequences_per_rank: u32,
+    /// Prompt tokens per rank and step where prefill batches are drawn.
+    #[arg(long, default_value_t = 4096)]
+    prefill_tokens_per_rank: u32,
+    /// Tenants' weights among drawn requests, e.g. `intent=1,summary=2`; default: equal.
+    #[arg(long, value_name = "TENANT=WEIGHT,…")]
+    mix: Option<String>,
+    /// Plan although the traffic's revisions changed and a rollout is under suspicion.
+    #[arg(long)]
+    accept_revision: bool,
+    /// Seed of drawn batches and of ties.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    machine: MachineArguments,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    loads_from: &'static str,
+    steps: usize,
+    outcome: &'a Outcome,
+    written: Option<&'a Path>,
+}
+
+pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
+    let trace = traces::open(&arguments.trace)?;
+    if let Some(breach) = trace.breaches().first() {
+        return Err(Failure::input(format!("{}: {breach}", arguments.trace.display()))
+            .hint("a plan on counts that are not conserved would move experts for nothing"));
+    }
+    refuse_rollout(&trace, arguments.accept_revision)?;
+    let recorded = traces::recorded_topology(&trace);
+    let setting = Setting::load(&arguments.machine, &trace.header().model, recorded)?;
+    let live = match traces::live_map(&trace, arguments.map.as_deref())? {
+        Some(map) => map,
+        None => contiguous(&setting)?,
+    };
+    setting.admit(&live, "live map")?;
+    let (loads, loads_from) = loads(arguments, &trace, &setting)?;
+    let progress = Progress::start(out, "plan", 0);
+    let per_rank = loads.steps.iter().map(|step| f64::from(step.tokens)).sum::<f64>()
+        / loads.steps.len().max(1) as f64
+        / setting.ranks() as f64;
+    let fixed_us = setting.fixed_us(arguments.phase, per_rank, 1024.0);
+    let question = setting.question(&live, None, &loads, fixed_us, arguments.seed);
+    let outcome = if arguments.from_scratch {
+        Outcome::Plan(Box::new(plan_from_scratch(question).map_err(Failure::input)?))
+    } else {
+        plan(question).map_err(Failure::input)?
+    };
+    drop(progress);
+    let written = match (&outcome, &arguments.out) {
+        (Outcome::Plan(plan), Some(path)) => {
+            let mut map = plan.map.clone();
+            map.provenance.window = format!("{} ({loads_from})", arguments.trace.display());
+            let json = map.to_json().map_err(Failure::environment)?;
+            write_file(path, json.as_bytes())?;
+            Some(path.as_path())
+        }
+        _ => None,
+    };
+    let answer = Answer { loads_from, steps: loads.steps.len(), outcome: &outcome, written };
+    out.present(&answer, || render(&answer))?;
+    Ok(Finding::from_good(matches!(outcome, Outcome::Plan(_))))
+}
+
+/// A window under suspicion of a bad rollout is not planned on until the operator clears it.
+fn refuse_rollout(trace: &evenkeel_store::Trace, accepted: bool) -> Result<(), Failure> {
+    let slices = &trace.header().slices;
+    let twice = slices.iter().enumerate().find(|(index, slice)| {
+        slices[..*index].iter().any(|other| {
+            other.tenant == slice.tenant
+                && other.template == slice.template
+                && (other.model_revision != slice.model_revision
+                    || other.tokenizer_revision != slice.tokenizer_revision)
+        })
+    });
+    match twice {
+        Some((_, slice)) if !accepted => Err(Failure::input(format!(
+            "tenant `{}` was served by two revisions within this trace",
+            slice.tenant
+        ))
+        .hint("a bad rollout looks like a shift; --accept-revision plans all the same")),
+        _ => Ok(()),
+    }
+}
+
+fn contiguous(setting: &Setting) -> Result<ExpertMap, Failure> {
+    let ranks = setting.ranks();
+    let experts = usize::from(setting.shape.experts);
+    let slots = usize::from(setting.policy.plan.slots_per_rank).max(experts.div_ceil(ranks));
+    Ok(ExpertMap::contiguous(&setting.shape, ranks, slots))
+}
+
+fn loads(
+    arguments: &Arguments,
+    trace: &evenkeel_store::Trace,
+    setting: &Setting,
+) -> Result<(evenkeel_trace::StepLoads, &'static str), Failure> {
+    let window = traces::window(arguments.window.as_deref())?;
+    if trace.has(Table::Routing) {
+        let loads =
+            trace.loads(arguments.phase, window, arguments.steps).map_err(Failure::store)?;
+        if loads.steps.is_empty() {
+            return Err(Failure::input(format!(
+                "{}: the window holds no {} step with routing",
+                arguments.trace.display(),
+                arguments.phase
+            ))
+            .hint("--phase prefill, or another --window"));
+        }
+        return Ok((loads, "recorded steps"));
+    }
+    let routes = traces::routes(trace, &arguments.trace)?;
+    let mix = traces::mix(arguments.mix.as_deref(), trace)?;
+    let (ranks, steps, seed) = (setting.ranks(), arguments.steps, arguments.seed);
+    let drawn = match arguments.phase {
+        Phase::Decode => {
+            let per_rank = arguments.sequences_per_rank as usize;
+            draw::decode_loads(&routes, &mix, ranks, per_rank, steps, seed)
+        }
+        Phase::Prefill => {
+            let per_rank = arguments.prefill_tokens_per_rank as usize;
+            draw::prefill_loads(&routes, &mix, ranks, per_rank, steps, seed)
+        }
+    };
+    Ok((drawn.map_err(Failure::input)?, "batches drawn from recorded requests"))
+}
+
+fn render(answer: &Answer<'_>) -> String {
+    let mut lines = vec![format!("planned on {} steps ({})", answer.steps, answer.loads_from)];
+    match answer.outcome {
+        Outcome::Plan(plan) => lines.extend(plan_lines(plan)),
+        Outcome::DoNothing(nothing) => {
+            lines.push(format!("do nothing: {}", reason_line(&nothing.reason)));
+            lines.push(format!(
+                "bound: no map with these slots saves more than {} of the step",
+                fmt::percent(nothing.bound.gain_share_max)
+            ));
+            if !nothing.refused.is_empty() {
+                lines.push(format!("{} moves along degraded links refused", nothing.refused.len()));
+            }
+        }
+    }
+    if let Some(path) = answer.written {
+        lines.push(format!("wrote {}", path.display()));
+    }
+    lines.join("\n")
+}
+
+/// A plan for a terminal.
+pub(crate) fn plan_lines(plan: &Plan) -> Vec<String> {
+    let Plan { predicted, price, break_even, .. } = plan;
+    let worst = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+    let mut lines = vec![
+        format!(
+            "step by the planner's costs: live {}, planned {} ({} saved), bound {} (gap {})",
+            fmt::us(predicted.step_us_live),
+            fmt::us(predicted.step_us_planned),
+            fmt::percent(predicted.gain_share),
+            fmt::us(predicted.step_us_bound),
+            fmt::percent(predicted.gap_share)
+        ),
+        format!(
+            "bound: no map with these slots saves more than {} of the step; a fresh split alone saves {}",
+            fmt::percent(plan.bound.gain_share_max),
+            fmt::percent(1.0 - predicted.step_us_resplit / predicted.step_us_live)
+        ),
+        format!(
+            "balancedness of the worst layer (rows per rank, mean over max): live {}, planned {}",
+            fmt::number(worst(&predicted.balancedness_live)),
+            fmt::number(worst(&predicted.balancedness_planned))
+        ),
+        format!(
+            "price: {} copies, {} ({} across nodes), {} in {} stages, KV lost {}",
+            price.moves,
+            fmt::bytes(price.bytes as f64),
+            fmt::bytes(price.bytes_cross_node as f64),
+            fmt::seconds(price.time_s),
+            price.stages.len(),
+            fmt::bytes(price.kv_bytes_lost.max(0) as f64)
+        ),
+        format!(
+            "break-even after {} steps, {}{}",
+            fmt::number(break_even.steps),
+            fmt::seconds(break_even.seconds),
+            if break_even.within_dwell { "" } else { ": later than the policy's dwell" }
+        ),
+    ];
+    if !plan.refused.is_empty() {
+        lines.push(format!("{} moves along degraded links refused", plan.refused.len()));
+    }
+    let mut table = text::Table::new(["layer", "expert", "from", "to", "slot", "step time saved"]);
+    for one in plan.moves.iter().take(8) {
+        table.row([
+            one.layer.0.to_string(),
+            one.expert.0.to_string(),
+            one.from.to_string(),
+            one.to.to_string(),
+            one.slot.0.to_string(),
+            fmt::us(one.gain_us),
+        ]);
+    }
+    if !plan.moves.is_empty() {
+        lines.push(table.render(2));
+    }
+    if plan.moves.len() > 8 {
+        lines.push(format!("  and {} more (--json lists all)", plan.moves.len() - 8));
+    }
+    lines
+}
+
+/// Why nothing is to be done, in words.
+pub(crate) fn reason_line(reason: &Reason) -> String {
+    match reason {
+        Reason::BoundTooClose { bound_gain_share, gain_min_share } => format!(
+            "no map saves more than {} of the step, {} is asked for",
+            fmt::percent(*bound_gain_share),
+            fmt::percent(*gain_min_share)
+        ),
+        Reason::AlreadyBalanced { balancedness, layer, enough } => format!(
+            "balancedness (rows per rank, mean over max) of the worst layer ({layer}) is {}, {} is enough",
+            fmt::number(*balancedness),
+            fmt::number(*enough)
+        ),
+        Reason::GainTooSmall { gain_share, gain_min_share } => format!(
+            "the best map found saves {} of the step, {} is asked for",
+            fmt::percent(*gain_share),
+            fmt::percent(*gain_min_share)
+        ),
+        Reason::AllRefused => "every move that would gain crosses a degraded link".into(),
+        Reason::NeverPaysBack { break_even_s, dwell_s } => format!(
+            "the move pays back after {}, a map is expected to live {}",
+            fmt::seconds(*break_even_s),
+            fmt::seconds(*dwell_s)
+        ),
+    }
+}
