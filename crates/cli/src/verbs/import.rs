@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  evenkeel import --ids topk_ids.u8.gz --requests requests.csv --model gpt-oss-20b --out my-trace
+  evenkeel import --ids topk_ids.npy.gz --requests requests.csv --model gpt-oss-20b --out my-trace
 Ids are [token][layer][k]. The CSV needs columns for tenant (domain, dataset), request, first token
 and number of tokens; see docs/tutorial.md.")]
 pub(crate) struct Arguments {
