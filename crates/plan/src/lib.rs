@@ -27,9 +27,11 @@ mod outcome;
 mod pack;
 pub mod peer;
 mod planner;
+mod present;
 mod price;
 mod schedule;
 mod search;
+mod study;
 mod trial;
 
 pub use check::{TransitionViolation, check, check_transition};

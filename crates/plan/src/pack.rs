@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn zero_loads_spread_their_copies() {
         assert_eq!(replicate(&[0; 4], 6, 3), [2, 2, 1, 1]);
-        assert_eq!(replicate(&[8, 0, 0, 0], 6, 3), [3, 2, 1, 1]);
+        assert_eq!(replicate(&[8, 0, 0, 0], 7, 3), [3, 2, 1, 1]);
         assert_eq!(replicate(&[1, 1], 9, 3), [3, 3]);
     }
 

@@ -57,7 +57,7 @@ mod tests {
             .iter()
             .map(|rank| rank.iter().flatten().map(|expert| expert.0).collect())
             .collect();
-        assert_eq!(ids, [vec![0, 0, 3], vec![0, 1, 2]]);
+        assert_eq!(ids, [vec![0, 0, 2], vec![0, 1, 3]]);
         assert!(eplb_global(&[1, 1, 1], 1, 2).is_empty());
     }
 }

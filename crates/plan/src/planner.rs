@@ -1,22 +1,14 @@
 //! From an input to an outcome.
 
-use crate::bound::{layer_bound, step_bound};
-use crate::break_even::break_even;
 use crate::check::{TransitionViolation, check, check_transition};
-use crate::costs::{Costs, LayerLoads};
 use crate::frontier::{Budget, Offers, buy};
 use crate::layer::{Layer, Slots, hosts_of};
-use crate::links::Links;
 use crate::pack::{align, pack, replicate};
-use crate::price::price_of;
 use crate::schedule::schedule;
 use crate::search::{Barred, Path, Point, Terms, descend};
-use crate::{
-    Bound, FrontierPoint, Move, Nothing, Objective, Outcome, Plan, PlanError, PlanInput, Predicted,
-    Reason, Refused, SplitRule,
-};
-use evenkeel_split::SplitTable;
-use evenkeel_types::{ExpertId, ExpertMap, LayerId, Provenance, RankId, SlotId, hash2};
+use crate::study::{Study, filled, widened};
+use crate::{Nothing, Outcome, Plan, PlanError, PlanInput, Reason, Refused};
+use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId, hash2};
 
 /// A layer whose descent ends within this share of the bound is not packed afresh as well.
 const CLOSE_ENOUGH: f64 = 0.01;
@@ -68,144 +60,7 @@ pub fn plan_from_scratch(input: PlanInput<'_>) -> Result<Plan, PlanError> {
     study.present(map, &[], Vec::new(), Vec::new())
 }
 
-/// Everything about one question that does not depend on the answer.
-struct Study<'a> {
-    input: PlanInput<'a>,
-    costs: Costs,
-    loads: Vec<LayerLoads>,
-    /// `[layer * experts + expert]`, summed over the window.
-    totals: Vec<u64>,
-    links: Links,
-    /// `[layer]`: the live slots, widened to the policy's slots per rank.
-    slots: Vec<Slots>,
-    fixed_us: f64,
-    bound: Bound,
-    us_live: f64,
-    us_resplit: f64,
-    balance_live: Vec<f64>,
-}
-
-impl<'a> Study<'a> {
-    fn new(input: PlanInput<'a>) -> Result<Self, PlanError> {
-        input.validate()?;
-        let costs = Costs::new(&input);
-        let loads: Vec<LayerLoads> =
-            (0..input.loads.layers).map(|layer| LayerLoads::of(&input, layer)).collect();
-        let totals = input.loads.total();
-        let wanted = usize::from(input.policy.plan.slots_per_rank);
-        let slots: Vec<Slots> =
-            input.live.slots.iter().map(|layer| widened(layer, wanted)).collect();
-        let fixed_us = match input.objective {
-            Objective::StepTime => input.fixed_us,
-            Objective::SummedTokens => 0.0,
-        };
-        let mut study = Self {
-            input,
-            costs,
-            loads,
-            totals,
-            links: Links::new(input.topology),
-            slots,
-            fixed_us,
-            bound: Bound { step_us: 0.0, gain_share_max: 0.0, layers: Vec::new() },
-            us_live: 0.0,
-            us_resplit: 0.0,
-            balance_live: Vec::new(),
-        };
-        (study.us_resplit, study.balance_live) = study.value(input.live, None)?;
-        study.us_live = study.us_resplit;
-        if let Some(split) = input.live_split {
-            (study.us_live, study.balance_live) = study.value(input.live, Some(split))?;
-        }
-        let bounds = (0..study.loads.len()).map(|layer| {
-            let sizes: Vec<usize> = study.slots[layer].iter().map(Vec::len).collect();
-            let live: Vec<usize> = input.live.slots[layer].iter().map(Vec::len).collect();
-            layer_bound(&study.costs, &study.loads[layer], &live, sizes.iter().sum())
-        });
-        study.bound = step_bound(bounds.collect(), fixed_us, study.us_live);
-        Ok(study)
-    }
-
-    /// Step time and balancedness per layer of a map under a split table, or under a fresh split
-    /// by the rule asked for: rounded to ways where it is balanced, as a table has to be.
-    fn value(
-        &self,
-        map: &ExpertMap,
-        split: Option<&SplitTable>,
-    ) -> Result<(f64, Vec<f64>), PlanError> {
-        let fresh = self.table(map, split)?;
-        let split = split.or(fresh.as_ref());
-        let mut us = self.fixed_us;
-        let mut balance = Vec::with_capacity(self.loads.len());
-        for layer in 0..self.loads.len() {
-            let state = self.state(map, split, layer)?;
-            us += state.worth.us;
-            balance.push(state.balancedness());
-        }
-        Ok((us, balance))
-    }
-
-    /// The table to value a map by where none is given; an even split needs none.
-    fn table(
-        &self,
-        map: &ExpertMap,
-        given: Option<&SplitTable>,
-    ) -> Result<Option<SplitTable>, PlanError> {
-        match (given, self.input.split) {
-            (None, SplitRule::Balanced) => Ok(Some(self.input.split_of(map, &self.totals)?)),
-            _ => Ok(None),
-        }
-    }
-
-    fn state(
-        &self,
-        map: &ExpertMap,
-        split: Option<&SplitTable>,
-        layer: usize,
-    ) -> Result<Layer<'_>, PlanError> {
-        let slots = widened(&map.slots[layer], 0);
-        let mut state = Layer::new(&self.costs, &self.loads[layer], self.input.split, slots)?;
-        let Some(split) = split else { return Ok(state) };
-        let shares = (0..self.input.loads.experts).map(|expert| {
-            split
-                .shares(LayerId(layer as u16), ExpertId(expert as u16))
-                .iter()
-                .map(|(_, ways)| f64::from(*ways) / SplitTable::WAYS as f64)
-                .collect()
-        });
-        state.adopt(state.hosts.clone(), shares.collect());
-        Ok(state)
-    }
-
-    /// Mean exchange time of a live step that rows cause, over all layers, µs.
-    fn exchange_us(&self) -> Result<f64, PlanError> {
-        let (map, given) = (self.input.live, self.input.live_split);
-        let fresh = self.table(map, given)?;
-        let mut rows = 0.0;
-        for layer in 0..self.loads.len() {
-            rows += self.state(map, given.or(fresh.as_ref()), layer)?.rows_of_fullest();
-        }
-        let steps = match self.input.objective {
-            Objective::StepTime => 1.0,
-            Objective::SummedTokens => self.input.loads.steps.len() as f64,
-        };
-        Ok(rows / steps * self.input.exchange_us_per_row)
-    }
-
-    fn predicted(&self, planned_us: f64, balancedness_planned: Vec<f64>) -> Predicted {
-        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-        Predicted {
-            step_us_live: self.us_live,
-            step_us_resplit: self.us_resplit,
-            step_us_planned: planned_us,
-            step_us_bound: self.bound.step_us,
-            gain_share: share(self.us_live - planned_us, self.us_live),
-            gap_share: share(planned_us - self.bound.step_us, self.bound.step_us),
-            balancedness_live: self.balance_live.clone(),
-            balancedness_planned,
-        }
-    }
-
+impl Study<'_> {
     fn nothing(&self, reason: Reason) -> Outcome {
         let predicted = self.predicted(self.us_live, self.balance_live.clone());
         let bound = self.bound.clone();
@@ -408,121 +263,6 @@ impl<'a> Study<'a> {
         }
     }
 
-    fn map_of(&self, offers: &[Offers], made_by: &str) -> ExpertMap {
-        self.child(offers.iter().map(|offers| offers.chosen().slots.clone()), made_by)
-    }
-
-    /// A child of the live map with these slots.
-    fn child(&self, layers: impl Iterator<Item = Slots>, made_by: &str) -> ExpertMap {
-        let Self { input, .. } = self;
-        let steps = input.loads.steps.len();
-        let tokens: u64 = input.loads.steps.iter().map(|step| u64::from(step.tokens)).sum();
-        let mut provenance = Provenance {
-            made_by: format!("evenkeel {made_by} {}", env!("CARGO_PKG_VERSION")),
-            window: format!("{steps} {} steps, {tokens} tokens", input.phase()),
-            ..Provenance::default()
-        };
-        let objective = match input.objective {
-            Objective::StepTime => "step_time",
-            Objective::SummedTokens => "summed_tokens",
-        };
-        for (key, value) in [("objective", objective.to_owned()), ("seed", input.seed.to_string())]
-        {
-            provenance.options.insert(key.to_owned(), value);
-        }
-        let named = |slots: Slots| -> Vec<Vec<Option<ExpertId>>> {
-            slots
-                .into_iter()
-                .map(|rank| rank.into_iter().map(|e| e.map(ExpertId)).collect())
-                .collect()
-        };
-        ExpertMap {
-            version: input.live.version + 1,
-            parent: Some(input.live.version),
-            slots: layers.map(named).collect(),
-            digests: Vec::new(),
-            provenance,
-            ..input.live.clone()
-        }
-    }
-
-    /// Prices a map and lists its moves. `chosen`: where the gains of arrivals stand.
-    fn present(
-        &self,
-        map: ExpertMap,
-        chosen: &[(usize, &Point)],
-        mut refused: Vec<Refused>,
-        bought: Vec<(usize, f64)>,
-    ) -> Result<Plan, PlanError> {
-        let Self { input, .. } = self;
-        let split = input.split_of(&map, &self.totals)?;
-        let (planned_us, balance) =
-            self.value(&map, (input.split == SplitRule::Balanced).then_some(&split))?;
-        let predicted = self.predicted(planned_us, balance);
-        let bytes = input.shape.expert_bytes();
-        let stages = schedule(input.live, &map, &self.links, input.policy, bytes);
-        let price = price_of(
-            input.live,
-            &map,
-            input.shape,
-            input.topology,
-            input.policy,
-            stages,
-            &self.links,
-        );
-        let link_share = price
-            .stages
-            .iter()
-            .flat_map(|stage| &stage.transfers)
-            .map(|t| {
-                let rate = input.policy.moves.byte_rate_gb_per_s;
-                let link = self.links.link_gb_per_s(t.from, t.to);
-                self.links.gb_per_s(t.from, t.to, rate) / link
-            })
-            .fold(0.0, f64::max);
-        let break_even = break_even(
-            price.time_s,
-            link_share,
-            self.exchange_us()?,
-            self.us_live,
-            self.us_live - planned_us,
-            input.policy.moves.dwell_s,
-        );
-        let even_gain = (self.us_resplit - planned_us) / price.moves.max(1) as f64;
-        let gain_of = |layer: LayerId, expert: ExpertId, to: RankId| {
-            let point = chosen.iter().find(|(index, _)| *index == layer.index());
-            let arrivals = point.map_or(&[][..], |(_, point)| &point.arrivals);
-            let known = arrivals.iter().find(|(e, rank, _)| *e == expert.0 && *rank == to);
-            known.map_or(even_gain, |known| known.2)
-        };
-        let transfers = price.stages.iter().flat_map(|stage| &stage.transfers);
-        let mut moves: Vec<Move> = transfers
-            .map(|t| {
-                let slots = &map.slots[t.layer.index()][t.to.index()];
-                let slot = slots.iter().position(|held| *held == Some(t.expert)).unwrap_or(0);
-                let (layer, expert, from, to) = (t.layer, t.expert, t.from, t.to);
-                let gain_us = gain_of(layer, expert, to);
-                Move { layer, expert, from, to, slot: SlotId(slot as u16), bytes, gain_us }
-            })
-            .collect();
-        moves.sort_by(|a, b| {
-            b.gain_us
-                .total_cmp(&a.gain_us)
-                .then((a.layer, a.expert, a.to).cmp(&(b.layer, b.expert, b.to)))
-        });
-        refused.sort_by(|a, b| b.gain_us.total_cmp(&a.gain_us));
-        let frontier = std::iter::once((0, 0.0))
-            .chain(bought)
-            .map(|(moves, saved_us)| FrontierPoint {
-                moves,
-                bytes: moves as u64 * bytes,
-                step_us: self.us_resplit - saved_us,
-            })
-            .collect();
-        let bound = self.bound.clone();
-        Ok(Plan { map, split, bound, predicted, price, break_even, moves, frontier, refused })
-    }
-
     /// Is the plan worth its price?
     fn decide(&self, plan: Plan) -> Outcome {
         let gain_share = plan.predicted.gain_share;
@@ -553,22 +293,6 @@ fn shared_gain(mut point: Point, path: &[Point]) -> Point {
         arrival.2 = gain;
     }
     point
-}
-
-/// Slots as bare ids, with empty ones up to `wanted` per rank.
-fn widened(layer: &[Vec<Option<ExpertId>>], wanted: usize) -> Slots {
-    let bare = |slots: &Vec<Option<ExpertId>>| {
-        let mut slots: Vec<Option<u16>> =
-            slots.iter().map(|expert| expert.map(|expert| expert.0)).collect();
-        let size = slots.len().max(wanted);
-        slots.resize(size, None);
-        slots
-    };
-    layer.iter().map(bare).collect()
-}
-
-fn filled(slots: &[Option<u16>]) -> usize {
-    slots.iter().flatten().count()
 }
 
 /// Slots per rank that may be filled: the live ones and as many more as there is room for.

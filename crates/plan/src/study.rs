@@ -1,0 +1,164 @@
+//! Everything about a question that does not depend on the answer, and the value of any map.
+
+use crate::bound::{layer_bound, step_bound};
+use crate::costs::{Costs, LayerLoads};
+use crate::layer::{Layer, Slots};
+use crate::links::Links;
+use crate::{Bound, Objective, PlanError, PlanInput, Predicted, SplitRule};
+use evenkeel_split::SplitTable;
+use evenkeel_types::{ExpertId, ExpertMap, LayerId};
+
+/// Everything about one question that does not depend on the answer.
+pub(crate) struct Study<'a> {
+    pub(crate) input: PlanInput<'a>,
+    pub(crate) costs: Costs,
+    pub(crate) loads: Vec<LayerLoads>,
+    /// `[layer * experts + expert]`, summed over the window.
+    pub(crate) totals: Vec<u64>,
+    pub(crate) links: Links,
+    /// `[layer]`: the live slots, widened to the policy's slots per rank.
+    pub(crate) slots: Vec<Slots>,
+    pub(crate) fixed_us: f64,
+    pub(crate) bound: Bound,
+    pub(crate) us_live: f64,
+    pub(crate) us_resplit: f64,
+    pub(crate) balance_live: Vec<f64>,
+}
+
+impl<'a> Study<'a> {
+    pub(crate) fn new(input: PlanInput<'a>) -> Result<Self, PlanError> {
+        input.validate()?;
+        let costs = Costs::new(&input);
+        let loads: Vec<LayerLoads> =
+            (0..input.loads.layers).map(|layer| LayerLoads::of(&input, layer)).collect();
+        let totals = input.loads.total();
+        let wanted = usize::from(input.policy.plan.slots_per_rank);
+        let slots: Vec<Slots> =
+            input.live.slots.iter().map(|layer| widened(layer, wanted)).collect();
+        let fixed_us = match input.objective {
+            Objective::StepTime => input.fixed_us,
+            Objective::SummedTokens => 0.0,
+        };
+        let mut study = Self {
+            input,
+            costs,
+            loads,
+            totals,
+            links: Links::new(input.topology),
+            slots,
+            fixed_us,
+            bound: Bound { step_us: 0.0, gain_share_max: 0.0, layers: Vec::new() },
+            us_live: 0.0,
+            us_resplit: 0.0,
+            balance_live: Vec::new(),
+        };
+        (study.us_resplit, study.balance_live) = study.value(input.live, None)?;
+        study.us_live = study.us_resplit;
+        if let Some(split) = input.live_split {
+            (study.us_live, study.balance_live) = study.value(input.live, Some(split))?;
+        }
+        let bounds = (0..study.loads.len()).map(|layer| {
+            let sizes: Vec<usize> = study.slots[layer].iter().map(Vec::len).collect();
+            let live: Vec<usize> = input.live.slots[layer].iter().map(Vec::len).collect();
+            layer_bound(&study.costs, &study.loads[layer], &live, sizes.iter().sum())
+        });
+        study.bound = step_bound(bounds.collect(), fixed_us, study.us_live);
+        Ok(study)
+    }
+
+    /// Step time and balancedness per layer of a map under a split table, or under a fresh split
+    /// by the rule asked for: rounded to ways where it is balanced, as a table has to be.
+    pub(crate) fn value(
+        &self,
+        map: &ExpertMap,
+        split: Option<&SplitTable>,
+    ) -> Result<(f64, Vec<f64>), PlanError> {
+        let fresh = self.table(map, split)?;
+        let split = split.or(fresh.as_ref());
+        let mut us = self.fixed_us;
+        let mut balance = Vec::with_capacity(self.loads.len());
+        for layer in 0..self.loads.len() {
+            let state = self.state(map, split, layer)?;
+            us += state.worth.us;
+            balance.push(state.balancedness());
+        }
+        Ok((us, balance))
+    }
+
+    /// The table to value a map by where none is given; an even split needs none.
+    fn table(
+        &self,
+        map: &ExpertMap,
+        given: Option<&SplitTable>,
+    ) -> Result<Option<SplitTable>, PlanError> {
+        match (given, self.input.split) {
+            (None, SplitRule::Balanced) => Ok(Some(self.input.split_of(map, &self.totals)?)),
+            _ => Ok(None),
+        }
+    }
+
+    fn state(
+        &self,
+        map: &ExpertMap,
+        split: Option<&SplitTable>,
+        layer: usize,
+    ) -> Result<Layer<'_>, PlanError> {
+        let slots = widened(&map.slots[layer], 0);
+        let mut state = Layer::new(&self.costs, &self.loads[layer], self.input.split, slots)?;
+        let Some(split) = split else { return Ok(state) };
+        let shares = (0..self.input.loads.experts).map(|expert| {
+            split
+                .shares(LayerId(layer as u16), ExpertId(expert as u16))
+                .iter()
+                .map(|(_, ways)| f64::from(*ways) / SplitTable::WAYS as f64)
+                .collect()
+        });
+        state.adopt(state.hosts.clone(), shares.collect());
+        Ok(state)
+    }
+
+    /// Mean exchange time of a live step that rows cause, over all layers, µs.
+    pub(crate) fn exchange_us(&self) -> Result<f64, PlanError> {
+        let (map, given) = (self.input.live, self.input.live_split);
+        let fresh = self.table(map, given)?;
+        let mut rows = 0.0;
+        for layer in 0..self.loads.len() {
+            rows += self.state(map, given.or(fresh.as_ref()), layer)?.rows_of_fullest();
+        }
+        let steps = match self.input.objective {
+            Objective::StepTime => 1.0,
+            Objective::SummedTokens => self.input.loads.steps.len() as f64,
+        };
+        Ok(rows / steps * self.input.exchange_us_per_row)
+    }
+
+    pub(crate) fn predicted(&self, planned_us: f64, balancedness_planned: Vec<f64>) -> Predicted {
+        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        Predicted {
+            step_us_live: self.us_live,
+            step_us_resplit: self.us_resplit,
+            step_us_planned: planned_us,
+            step_us_bound: self.bound.step_us,
+            gain_share: share(self.us_live - planned_us, self.us_live),
+            gap_share: share(planned_us - self.bound.step_us, self.bound.step_us),
+            balancedness_live: self.balance_live.clone(),
+            balancedness_planned,
+        }
+    }
+}
+
+/// Slots as bare ids, with empty ones up to `wanted` per rank.
+pub(crate) fn widened(layer: &[Vec<Option<ExpertId>>], wanted: usize) -> Slots {
+    let bare = |slots: &Vec<Option<ExpertId>>| {
+        let mut slots: Vec<Option<u16>> =
+            slots.iter().map(|expert| expert.map(|expert| expert.0)).collect();
+        let size = slots.len().max(wanted);
+        slots.resize(size, None);
+        slots
+    };
+    layer.iter().map(bare).collect()
+}
+
+pub(crate) fn filled(slots: &[Option<u16>]) -> usize {
+    slots.iter().flatten().count()
+}
