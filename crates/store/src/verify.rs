@@ -15,20 +15,25 @@ use std::ops::Range;
 /// First and last step of every row group of a table, in order: where a window begins and ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GroupIndex {
-    starts: Vec<u64>,
+    /// Number and first row of every row group that has rows.
+    filled: Vec<(usize, u64)>,
     spans: Vec<(u64, u64)>,
 }
 
 impl GroupIndex {
     fn new(table: &TableFile) -> Self {
-        let groups = table.groups();
-        let starts = groups.iter().filter(|rows| !rows.is_empty()).map(|rows| rows.start);
-        Self { starts: starts.collect(), spans: Vec::new() }
+        Self::of(&table.groups())
+    }
+
+    fn of(groups: &[Range<u64>]) -> Self {
+        let filled = groups.iter().enumerate().filter(|(_, rows)| !rows.is_empty());
+        let filled = filled.map(|(number, rows)| (number, rows.start)).collect();
+        Self { filled, spans: Vec::new() }
     }
 
     #[inline]
     fn note(&mut self, row: u64, step: u64) {
-        let within = self.starts.get(self.spans.len()).is_none_or(|next| row < *next);
+        let within = self.filled.get(self.spans.len()).is_none_or(|(_, next)| row < *next);
         match self.spans.last_mut() {
             Some(last) if within => last.1 = step,
             _ => self.spans.push((step, step)),
@@ -39,7 +44,10 @@ impl GroupIndex {
     pub fn groups(&self, from: u64, to: u64) -> Range<usize> {
         let start = self.spans.partition_point(|(_, last)| *last < from);
         let end = self.spans.partition_point(|(first, _)| *first < to);
-        start..end.max(start)
+        match (self.filled.get(start), end.checked_sub(1).and_then(|last| self.filled.get(last))) {
+            (Some((first, _)), Some((last, _))) if start < end => *first..*last + 1,
+            _ => 0..0,
+        }
     }
 }
 
@@ -404,4 +412,41 @@ fn links(
         cursor.advance();
     }
     Ok(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever the row groups, a window's groups hold every row of its steps.
+        #[test]
+        fn windows_reach_every_row(
+            lengths in prop::collection::vec(0_u64..6, 1..8),
+            rows_per_step in 1_u64..5,
+            from in 0_u64..20,
+            length in 0_u64..10,
+        ) {
+            let mut groups = Vec::new();
+            let mut rows = 0;
+            for length in lengths {
+                groups.push(rows..rows + length);
+                rows += length;
+            }
+            let mut index = GroupIndex::of(&groups);
+            for row in 0..rows {
+                index.note(row, row / rows_per_step);
+            }
+            let to = from + length;
+            let found = index.groups(from, to);
+            for row in 0..rows {
+                let step = row / rows_per_step;
+                if (from..to).contains(&step) {
+                    let group = groups.iter().position(|group| group.contains(&row)).unwrap();
+                    prop_assert!(found.contains(&group), "row {row} of step {step}, {found:?}");
+                }
+            }
+        }
+    }
 }

@@ -378,7 +378,7 @@ fn ask_mutated(victim: usize, mutate: impl FnOnce(&mut Vec<u8>)) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn bytes_changed_anywhere_never_panic(
