@@ -45,6 +45,8 @@ pub(crate) struct Seen<'a> {
 const ATTENTION_RATIO_MIN: f64 = 1.15;
 /// Fewest frames whose halves can check each other.
 const HALVES_MIN: usize = 8;
+/// Share of what one half of a window promises that must repeat in the other half.
+const REPEATS_MIN: f64 = 0.3;
 /// Rows beyond fair, in standard deviations of chance, where halves cannot check each other.
 const ROW_DEVIATIONS_MIN: f64 = 5.0;
 
@@ -77,8 +79,16 @@ pub(crate) fn attribute(
         if cost < least || cost <= 0.0 {
             continue;
         }
+        if player == Player::UnevenCopies && window.copies_checked < REPEATS_MIN {
+            undecided.push(format!(
+                "another split over the copies would save {:.3} ms per step in this window, but \
+                 little of that repeats from one half to the other: a longer window would tell",
+                alone / 1e6
+            ));
+            continue;
+        }
         if player == Player::Placement {
-            if lasting_checked_ns < least.max(0.3 * lasting_ns) {
+            if lasting_checked_ns < least.max(REPEATS_MIN * lasting_ns) {
                 undecided.push(format!(
                     "uneven ranks cost {:.3} ms per step in this window, but of what one half of it \
                      shows only {:.3} ms repeats in the other: a longer window would tell a lasting \
@@ -98,8 +108,21 @@ pub(crate) fn attribute(
         }
         players.push(player);
     }
+    let mut found = shares(window, &savings, &players);
+    // A fault may look dear only together with another: what its fair share does not carry is
+    // dropped, the cheapest first, and the rest shared anew.
+    while let Some((cheapest, ..)) = found
+        .of
+        .iter()
+        .filter(|(_, ns, _)| *ns < least)
+        .min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)))
+        .copied()
+    {
+        players.retain(|player| *player != cheapest);
+        found = shares(window, &savings, &players);
+    }
     let mask = players.iter().fold(0, |mask, player| mask | only(*player));
-    let shares = shares(window, &savings, &players);
+    let shares = found;
     Attribution { effects, players, shares, lasting_ns, mask, undecided }
 }
 

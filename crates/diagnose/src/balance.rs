@@ -132,6 +132,22 @@ impl BestSplit {
         hosts.iter().copied().zip(whole).collect()
     }
 
+    /// Rows that this split takes off the fullest rank of a frame, Σ over layers.
+    fn saved_rows(&self, window: &Window, frame: &Frame, map: &ExpertMap) -> f64 {
+        let experts = usize::from(map.experts);
+        let Some(rows) = frame.expert_rows.as_ref() else { return 0.0 };
+        let none = vec![0; window.ranks];
+        (0..window.layers)
+            .map(|layer| {
+                let by_rank =
+                    self.slots(layer, &rows[layer * experts..(layer + 1) * experts], &none);
+                let best = by_rank.iter().map(|rows| rows.iter().sum::<u32>()).max().unwrap_or(0);
+                let fullest = frame.rows[window.cells(layer)].iter().copied().max().unwrap_or(0);
+                f64::from(fullest) - f64::from(best)
+            })
+            .sum()
+    }
+
     /// Rows per rank and slot of one layer of a frame: `[rank]` → rows of each filled slot.
     pub(crate) fn slots(
         &self,
@@ -150,6 +166,29 @@ impl BestSplit {
         }
         by_rank
     }
+}
+
+/// Share of the rows that the best fixed split takes off the fullest ranks which the best split of
+/// one half of the frames also takes off in the other half: chance does not repeat.
+pub(crate) fn copies_checked(window: &Window, map: &ExpertMap) -> f64 {
+    let routed: Vec<&Frame> =
+        window.frames.iter().filter(|frame| frame.expert_rows.is_some()).collect();
+    let (Some(whole), true) = (window.split.as_ref(), routed.len() >= 4) else { return 1.0 };
+    let (early, late) = routed.split_at(routed.len() / 2);
+    let split_of = |frames: &[&Frame]| {
+        let mut loads = vec![0_u64; window.layers * usize::from(map.experts)];
+        for rows in frames.iter().filter_map(|frame| frame.expert_rows.as_ref()) {
+            loads.iter_mut().zip(rows).for_each(|(sum, rows)| *sum += u64::from(*rows));
+        }
+        BestSplit::of(map, &loads)
+    };
+    let (Some(of_early), Some(of_late)) = (split_of(early), split_of(late)) else { return 1.0 };
+    let saved = |frames: &[&Frame], split: &BestSplit| -> f64 {
+        frames.iter().map(|frame| split.saved_rows(window, frame, map)).sum()
+    };
+    let promised = saved(&routed, whole);
+    let kept = saved(late, &of_early) + saved(early, &of_late);
+    if promised > 0.0 { kept / promised } else { 1.0 }
 }
 
 /// The gaps over all frames with routing, in rows: Σ max ÷ Σ mean, taken apart.

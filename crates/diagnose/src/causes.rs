@@ -379,7 +379,7 @@ fn worst_copy(window: &Window, map: &ExpertMap) -> Option<CopyUse> {
     for (index, rows) in loads.iter().enumerate().filter(|(_, rows)| **rows > 0) {
         let (layer, expert) = (index / experts, index % experts);
         for (rank, best) in split.shares_of(layer, expert) {
-            let served = used.get(&(layer, expert, rank.index())).copied().unwrap_or(0);
+            let served = used[index * window.ranks + rank.index()];
             let measured = served as f64 / *rows as f64;
             let beyond = (measured - best) * *rows as f64;
             if worst.as_ref().is_none_or(|(most, _)| beyond > *most) {

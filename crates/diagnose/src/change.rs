@@ -11,7 +11,7 @@ use evenkeel_types::Phase;
 /// A change taken apart.
 pub(crate) struct Change {
     pub(crate) parts: Vec<Part>,
-    /// Growth of what the placement costs, ns per step.
+    /// Growth of what the placement costs (and, where the mix shifted, the split), ns per step.
     pub(crate) placement_ns: f64,
 }
 
@@ -29,8 +29,12 @@ pub(crate) fn since_baseline(
         let named = attribution.cost_ns(Player::Placement);
         if named > 0.0 { named } else { attribution.lasting_ns.max(0.0) }
     };
-    let placement_ns = placement(attribution) - placement(old_attribution);
-    let placement_kind = if mix.is_some_and(|mix| mix.shifted) {
+    let grown = |player| attribution.cost_ns(player) - old_attribution.cost_ns(player);
+    // A shifted mix outdates the split over the copies as well as the map.
+    let shifted = mix.is_some_and(|mix| mix.shifted);
+    let copies_ns = if shifted { grown(Player::UnevenCopies) } else { 0.0 };
+    let placement_ns = placement(attribution) - placement(old_attribution) + copies_ns;
+    let placement_kind = if shifted {
         CauseKind::MixShift
     } else {
         placement_kind.unwrap_or(CauseKind::BadPlacement)
@@ -41,14 +45,14 @@ pub(crate) fn since_baseline(
         (CauseKind::SlowLink, Some(Player::SlowLink), 0.0),
         (CauseKind::LateRank, Some(Player::LateRank), 0.0),
         (CauseKind::AttentionSkew, Some(Player::AttentionSkew), 0.0),
-        (CauseKind::UnevenCopies, Some(Player::UnevenCopies), 0.0),
+        (CauseKind::UnevenCopies, None, grown(Player::UnevenCopies) - copies_ns),
         (placement_kind, None, placement_ns),
         (CauseKind::BatchShape, None, shape_ns),
     ];
     let mut parts: Vec<Part> = changes
         .into_iter()
         .map(|(cause, player, ns)| {
-            let cost = player.map_or(ns, |p| attribution.cost_ns(p) - old_attribution.cost_ns(p));
+            let cost = player.map_or(ns, grown);
             Part { cause, ms_per_step: cost / 1e6, ms_at_p99: 0.0 }
         })
         .filter(|part| part.ms_per_step.abs() > 0.0)

@@ -52,8 +52,8 @@ pub(crate) fn mix_cause(mix: &MixShift, ns: f64, slowdown: &Slowdown) -> Cause {
                 mix.effective_requests.1
             ),
             revisions.to_owned(),
-            "its milliseconds are the growth of what the placement costs, and are part of the \
-             placement's own cause"
+            "its milliseconds are the growth of what placement and split cost, and are part of \
+             their own causes"
                 .to_owned(),
         ],
         remedy: remedy.to_owned(),

@@ -1,13 +1,12 @@
 //! The steps of a window that are looked at in depth.
 
-use crate::balance::{BestSplit, bound_us, expert_loads};
+use crate::balance::{BestSplit, bound_us, copies_checked, expert_loads};
 use crate::expect::Expectation;
 use crate::frame::{Frame, Stage};
 use crate::input::{Observation, Options, Selection};
 use crate::stats::median;
 use evenkeel_trace::StepRecord;
 use evenkeel_types::{LayerId, RankId};
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Examined steps of one window, with what its group looks like.
@@ -31,8 +30,10 @@ pub(crate) struct Window {
     pub(crate) split: Option<BestSplit>,
     /// Rows by (layer, expert) over the frames with routing.
     pub(crate) loads: Option<Vec<u64>>,
-    /// `(layer, expert, rank)` → rows that the copy served over those frames.
-    pub(crate) copy_rows: Option<BTreeMap<(usize, usize, usize), u64>>,
+    /// `[(layer * experts + expert) * ranks + rank]`: rows that copies served over those frames.
+    pub(crate) copy_rows: Option<Vec<u64>>,
+    /// Share of what the best split promises that repeats from half to half.
+    pub(crate) copies_checked: f64,
     /// Mean over frames and ranks: sequences and context tokens.
     pub(crate) sequences_per_rank: f64,
     pub(crate) context_per_rank: f64,
@@ -70,19 +71,22 @@ impl Window {
             split: None,
             loads: None,
             copy_rows: None,
+            copies_checked: 1.0,
             sequences_per_rank: 0.0,
             context_per_rank: 0.0,
             context: vec![0.0; ranks],
         };
+        let hosts: Vec<Vec<Vec<RankId>>> =
+            (0..layers).map(|layer| observation.map.hosts(LayerId(layer as u16))).collect();
         let mut slot_rows = Vec::with_capacity(examined.len());
         for step in &examined {
             let mut frame = Frame::new(step, layers);
-            let rows = rows_per_slot(observation, step, &slots);
+            let rows = rows_per_slot(step, &hosts, &slots);
             window.fill_rows(&mut frame, step, rows.as_ref());
             if let Some(rows) = &rows {
-                let total = window.copy_rows.get_or_insert_default();
-                for (copy, rows) in &rows.copies {
-                    *total.entry(*copy).or_default() += u64::from(*rows);
+                let total = window.copy_rows.get_or_insert_with(|| vec![0; rows.copies.len()]);
+                for (sum, rows) in total.iter_mut().zip(&rows.copies) {
+                    *sum += u64::from(*rows);
                 }
             }
             slot_rows.push(rows);
@@ -93,6 +97,7 @@ impl Window {
         window.has_routing = slot_rows.iter().any(Option::is_some);
         window.loads = expert_loads(&window);
         window.even_copies(observation, &slots, expectation);
+        window.copies_checked = copies_checked(&window, observation.map);
         window.bounds(&examined, observation, &slots, expectation);
         if !window.has_spans {
             window.model_times();
@@ -315,26 +320,24 @@ struct SlotRows {
     by_cell: Vec<Vec<u32>>,
     /// `[layer * experts + expert]`.
     expert_rows: Vec<u32>,
-    /// `(layer, expert, rank)` → rows.
-    copies: BTreeMap<(usize, usize, usize), u32>,
+    /// `[(layer * experts + expert) * ranks + rank]`.
+    copies: Vec<u32>,
 }
 
 /// Adds up a step's routing rows by copy. `None` where there are none, or where the record does
 /// not say which copy served an expert that has several.
 fn rows_per_slot(
-    observation: &Observation<'_>,
     step: &StepRecord,
+    hosts: &[Vec<Vec<RankId>>],
     slots: &[Vec<usize>],
 ) -> Option<SlotRows> {
     if step.routing.is_empty() {
         return None;
     }
     let (layers, ranks) = (slots.len(), step.ranks.len());
-    let experts = usize::from(observation.map.experts);
-    let hosts: Vec<Vec<Vec<RankId>>> =
-        (0..layers).map(|layer| observation.map.hosts(LayerId(layer as u16))).collect();
+    let experts = hosts.first().map_or(0, Vec::len);
     let mut expert_rows = vec![0_u32; layers * experts];
-    let mut copies: BTreeMap<(usize, usize, usize), u32> = BTreeMap::new();
+    let mut copies = vec![0_u32; layers * experts * ranks];
     for row in &step.routing {
         let (layer, expert) = (row.layer.index(), row.expert.index());
         let host = match (row.host, hosts[layer][expert].as_slice()) {
@@ -342,13 +345,14 @@ fn rows_per_slot(
             (None, [only]) => *only,
             (None, _) => return None,
         };
-        let total = &mut expert_rows[layer * experts + expert];
-        *total = total.saturating_add(row.tokens);
-        let copy = copies.entry((layer, expert, host.index())).or_default();
+        let at = layer * experts + expert;
+        expert_rows[at] = expert_rows[at].saturating_add(row.tokens);
+        let copy = &mut copies[at * ranks + host.index()];
         *copy = copy.saturating_add(row.tokens);
     }
     let mut by_cell = vec![Vec::new(); layers * ranks];
-    for ((layer, _, rank), rows) in &copies {
+    for (index, rows) in copies.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+        let (layer, rank) = (index / ranks / experts, index % ranks);
         by_cell[layer * ranks + rank].push(*rows);
     }
     for (cell, rows) in by_cell.iter_mut().enumerate() {
