@@ -1,5 +1,7 @@
 //! What the fits of exchange, attention and whole servers reach on rows that they did not see.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of a test file")]
+
 use evenkeel_cost::parts::fit_parts;
 use evenkeel_cost::server::{ServerParts, judge_profiles, read_servers};
 use evenkeel_cost::{FitReport, Profile, Tables};

@@ -1,6 +1,8 @@
 //! A step model resolves for every known model and profile, says what it stands on, and never
 //! makes more work cheaper.
 
+#![expect(clippy::unwrap_used, reason = "helpers of a test file")]
+
 use evenkeel_cost::{AttentionLoad, Crossing, Origin, Profile, StepModel};
 use evenkeel_types::{ModelShape, NodeId, Phase, Topology};
 use proptest::prelude::*;

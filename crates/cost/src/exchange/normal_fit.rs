@@ -58,8 +58,6 @@ pub fn fit_normal(table: &Table<'_>, system: &str) -> Result<NormalFit, CostErro
     }
     if !own {
         rows.extend(read(table, super::fit::MULTI_NODE_SYSTEM, |nodes| nodes > 1)?);
-        errors[1] = TARGET;
-        report.set_aside(table.name(), 0, "");
     }
     let tables: Vec<NormalTable> =
         rows.iter().filter(|(key, _)| key[1] == SMS).map(|(key, rows)| kept(key, rows)).collect();
