@@ -79,34 +79,10 @@ pub(crate) fn attribute(
         if cost < least || cost <= 0.0 {
             continue;
         }
-        if player == Player::UnevenCopies && window.copies_checked < REPEATS_MIN {
-            undecided.push(format!(
-                "another split over the copies would save {:.3} ms per step in this window, but \
-                 little of that repeats from one half to the other: a longer window would tell",
-                alone / 1e6
-            ));
-            continue;
+        match undecided_words(window, player, alone, [lasting_ns, lasting_checked_ns, least]) {
+            Some(words) => undecided.push(words),
+            None => players.push(player),
         }
-        if player == Player::Placement {
-            if lasting_checked_ns < least.max(REPEATS_MIN * lasting_ns) {
-                undecided.push(format!(
-                    "uneven ranks cost {:.3} ms per step in this window, but of what one half of it \
-                     shows only {:.3} ms repeats in the other: a longer window would tell a lasting \
-                     difference from chance",
-                    lasting_ns / 1e6,
-                    lasting_checked_ns.max(0.0) / 1e6
-                ));
-                continue;
-            }
-            if window.frames.len() < HALVES_MIN && !beyond_chance(window) {
-                undecided.push(format!(
-                    "uneven ranks in {} steps are within chance: a longer window would tell",
-                    window.frames.len()
-                ));
-                continue;
-            }
-        }
-        players.push(player);
     }
     let mut found = shares(window, &savings, &players);
     // A fault may look dear only together with another: what its fair share does not carry is
@@ -124,6 +100,36 @@ pub(crate) fn attribute(
     let mask = players.iter().fold(0, |mask, player| mask | only(*player));
     let shares = found;
     Attribution { effects, players, shares, lasting_ns, mask, undecided }
+}
+
+/// Why a fault of map or split is not named although it costs enough: it does not repeat from one
+/// half of the window to the other. `[lasting, lasting checked, least]` in ns per step.
+fn undecided_words(
+    window: &Window,
+    player: Player,
+    alone_ns: f64,
+    [lasting_ns, checked_ns, least_ns]: [f64; 3],
+) -> Option<String> {
+    let few = window.frames.len() < HALVES_MIN;
+    match player {
+        Player::UnevenCopies if window.copies_checked < REPEATS_MIN => Some(format!(
+            "another split over the copies would save {:.3} ms per step in this window, but little \
+             of that repeats from one half to the other: a longer window would tell",
+            alone_ns / 1e6
+        )),
+        Player::Placement if checked_ns < least_ns.max(REPEATS_MIN * lasting_ns) => Some(format!(
+            "uneven ranks cost {:.3} ms per step in this window, but of what one half of it shows \
+             only {:.3} ms repeats in the other: a longer window would tell a lasting difference \
+             from chance",
+            lasting_ns / 1e6,
+            checked_ns.max(0.0) / 1e6
+        )),
+        Player::Placement if few && !beyond_chance(window) => Some(format!(
+            "uneven ranks in {} steps are within chance: a longer window would tell",
+            window.frames.len()
+        )),
+        _ => None,
+    }
 }
 
 /// Some rank has more rows than its layer's mean by more than counting noise.

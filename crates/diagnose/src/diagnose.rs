@@ -73,31 +73,19 @@ pub fn diagnose(
     let attribution = attribute(seen, old_seen, &expectation, options);
     let old_attribution = old_seen.map(|old| attribute(old, None, &expectation, options));
 
-    if baseline.is_none() {
-        answer.missing.push(
-            "a baseline: a mix shift, another batch shape, and slowness that all ranks share within \
-             the cost model's error cannot be told"
-                .to_owned(),
-        );
-    } else if answer.mix.is_none() {
-        answer.missing.push(format!(
-            "at least {REQUESTS_MIN} requests in each window: a mix shift cannot be told"
-        ));
-    }
+    lacking(&mut answer, baseline.is_some());
     describe(&mut answer, now, &window, &attribution, options);
-    let costed = {
-        let scene = Scene {
-            window: &window,
-            attribution: &attribution,
-            map: now.map,
-            expectation: &expectation,
-            hot: &answer.hot_experts,
-            waited: &answer.waited_for,
-            dispatch_gap: answer.gaps.dispatch_gap,
-            least_ns: options.cause_min_share * window.mean(|_, frame| frame.observed_ns),
-        };
-        causes(&scene)
-    };
+    let least_ns = options.cause_min_share * window.mean(|_, frame| frame.observed_ns);
+    let costed = causes(&Scene {
+        window: &window,
+        attribution: &attribution,
+        map: now.map,
+        expectation: &expectation,
+        hot: &answer.hot_experts,
+        waited: &answer.waited_for,
+        dispatch_gap: answer.gaps.dispatch_gap,
+        least_ns,
+    });
     answer.slowdown = slowdown(&window, &attribution, &costed);
     answer.causes = costed.into_iter().map(|costed| costed.cause).collect();
     if let (Some((old, old_window, _)), Some(old_attribution)) = (&old, &old_attribution) {
@@ -191,6 +179,21 @@ fn misplaced(now: &Observation<'_>, selection: &Selection<'_>) -> Option<String>
         }
     }
     None
+}
+
+/// Says what a missing baseline or too few requests leave open.
+fn lacking(answer: &mut Diagnosis, has_baseline: bool) {
+    if !has_baseline {
+        answer.missing.push(
+            "a baseline: a mix shift, another batch shape, and slowness that all ranks share within \
+             the cost model's error cannot be told"
+                .to_owned(),
+        );
+    } else if answer.mix.is_none() {
+        answer.missing.push(format!(
+            "at least {REQUESTS_MIN} requests in each window: a mix shift cannot be told"
+        ));
+    }
 }
 
 fn usable(

@@ -15,7 +15,7 @@ use evenkeel_types::{
 };
 
 const RANKS: u16 = 8;
-const SEQUENCES: u32 = 64;
+const SEQUENCES: u32 = 128;
 const STEPS: u64 = 48;
 
 struct Record(Vec<StepRecord>);
@@ -218,7 +218,7 @@ fn each_injected_fault_is_named_with_its_cost() {
     let none = Faults::default();
 
     let mut degraded = topology();
-    degraded.link_health.push(LinkHealth { node: NodeId(1), rate_share: 0.6 });
+    degraded.link_health.push(LinkHealth { node: NodeId(1), rate_share: 0.4 });
     let found = only_cause(&Run::broken(&degraded, &none), &healthy, CauseKind::SlowLink);
     assert!(!found.remap_allowed());
 
