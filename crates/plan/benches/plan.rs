@@ -2,7 +2,9 @@
 //!
 //! Two kinds: decode steps of a DeepSeek-V2-Lite-like model on the fitted form of expert time, and
 //! the summed-token problems of engines' planners (lognormal loads as in B1 and D2 of the peer
-//! study, drawn here from another generator), beside the peer's own placement.
+//! study, drawn here from another generator), beside the peer's own placement. Times are of the
+//! processor, median of 3. "From contiguous" is the first plan ever made for a deployment, "after
+//! drift" the next one, from the map of the first.
 
 #![allow(
     clippy::disallowed_methods,
@@ -11,7 +13,10 @@
 )]
 
 use evenkeel_cost::ExpertCoefficients;
-use evenkeel_plan::{Objective, Outcome, PlanInput, SplitRule, peer, plan, plan_from_scratch};
+use evenkeel_plan::{
+    Objective, Outcome, Plan, PlanInput, SplitRule, peer, plan, plan_from_scratch,
+};
+use evenkeel_split::min_max_rows;
 use evenkeel_trace::{StepLoad, StepLoads};
 use evenkeel_types::{ExpertMap, ModelShape, Phase, Policy, Topology, hash2, hash3, unit_f64};
 use std::io::Write;
@@ -149,42 +154,132 @@ fn even_balance(map: &ExpertMap, loads: &StepLoads) -> f64 {
     layers.sum::<f64>() / map.layers() as f64
 }
 
+/// What a run of [`plan`] came to.
+struct Row {
+    ms: f64,
+    live_us: f64,
+    planned_us: f64,
+    bound_us: f64,
+    balance: (f64, f64),
+    moves: f64,
+    map: ExpertMap,
+}
+
+/// Plans three times from `live`.
+fn run(input: PlanInput<'_>, start: Instant) -> Row {
+    let mut times = Vec::new();
+    let mut outcome = None;
+    for _ in 0..3 {
+        let before = now_ms(start);
+        outcome = Some(plan(input).expect("plans"));
+        times.push(now_ms(start) - before);
+    }
+    times.sort_by(f64::total_cmp);
+    let (predicted, moves, map) = match outcome.expect("ran") {
+        Outcome::Plan(plan) => (plan.predicted, plan.price.moves, plan.map),
+        Outcome::DoNothing(nothing) => (nothing.predicted, 0, input.live.clone()),
+    };
+    Row {
+        ms: times[1],
+        live_us: predicted.step_us_live,
+        planned_us: predicted.step_us_planned,
+        bound_us: predicted.step_us_bound,
+        balance: balance(&predicted.balancedness_planned),
+        moves: moves as f64 / input.loads.layers as f64,
+        map,
+    }
+}
+
+/// The same steps after each expert's popularity drifts by exp(0.15 N).
+fn drifted(loads: &StepLoads) -> StepLoads {
+    let mut loads = loads.clone();
+    for step in &mut loads.steps {
+        for (cell, count) in step.counts.iter_mut().enumerate() {
+            let factor = (0.15 * normal(99, 7, cell as u64)).exp();
+            *count = (f64::from(*count) * factor).round().min(f64::from(step.tokens)) as u32;
+        }
+    }
+    loads
+}
+
+fn split_line(out: &mut impl Write, start: Instant) {
+    let v3 = ModelShape { moe_layers: 1, ..ModelShape::known("deepseek-v3").expect("known") };
+    let loads = steps(&v3, 131_072, 1, 1).total();
+    let map = ExpertMap::contiguous(&v3, 32, 9);
+    let topology = Topology::uniform("h20", 32, 2_000_000_000_000);
+    let window = steps(&v3, 131_072, 1, 1);
+    let (policy, coefficients) = (Policy::default(), coefficients());
+    let problem = Problem {
+        name: "",
+        shape: v3.clone(),
+        ranks: 32,
+        slots: 9,
+        loads: window,
+        objective: Objective::SummedTokens,
+        split: SplitRule::Balanced,
+    };
+    let input = question(&problem, &topology, &map, &policy, &coefficients);
+    let packed = plan_from_scratch(input).expect("plans").map;
+    let hosts = packed.hosts(evenkeel_types::LayerId(0));
+    let before = now_ms(start);
+    let times = 2000;
+    let mut most = 0.0_f64;
+    for _ in 0..times {
+        most = most
+            .max(min_max_rows(std::hint::black_box(&hosts), &loads, 32).expect("splits").max_rows);
+    }
+    let us = (now_ms(start) - before) * 1e3 / f64::from(times);
+    let mean = loads.iter().sum::<u64>() as f64 / 32.0;
+    writeln!(out, "exact split, 288 slots, 32 ranks: {us:.0} µs CPU, max/mean {:.4}", most / mean)
+        .expect("stdout");
+}
+
+fn question<'a>(
+    problem: &'a Problem,
+    topology: &'a Topology,
+    live: &'a ExpertMap,
+    policy: &'a Policy,
+    coefficients: &'a ExpertCoefficients,
+) -> PlanInput<'a> {
+    PlanInput {
+        shape: &problem.shape,
+        topology,
+        live,
+        live_split: None,
+        loads: &problem.loads,
+        coefficients,
+        exchange_us_per_row: 0.01,
+        fixed_us: 3000.0,
+        policy,
+        seed: 1,
+        objective: problem.objective,
+        split: problem.split,
+    }
+}
+
 fn main() {
     let start = Instant::now();
     let mut out = std::io::stdout().lock();
+    split_line(&mut out, start);
     for problem in problems() {
         let topology = Topology::uniform("h20", problem.ranks, 2_000_000_000_000);
         let live = ExpertMap::contiguous(&problem.shape, usize::from(problem.ranks), problem.slots);
         let mut policy = Policy::default();
         policy.moves.moves_max = u32::MAX;
         policy.moves.dwell_s = 1e9;
+        policy.plan.balancedness_enough = 1.0;
+        policy.plan.gain_min_share = 0.0;
         if problem.objective == Objective::SummedTokens {
             policy.plan.gain_us_per_gb_min = 0.0;
         }
         let coefficients = coefficients();
-        let input = PlanInput {
-            shape: &problem.shape,
-            topology: &topology,
-            live: &live,
-            live_split: None,
-            loads: &problem.loads,
-            coefficients: &coefficients,
-            exchange_us_per_row: 0.01,
-            fixed_us: 3000.0,
-            policy: &policy,
-            seed: 1,
-            objective: problem.objective,
-            split: problem.split,
-        };
-        let mut times = Vec::new();
-        let mut outcome = None;
-        for _ in 0..3 {
-            let before = now_ms(start);
-            outcome = Some(plan(input).expect("plans"));
-            times.push(now_ms(start) - before);
-        }
-        times.sort_by(f64::total_cmp);
+        let input = question(&problem, &topology, &live, &policy, &coefficients);
+        let cold = run(input, start);
         let scratch = plan_from_scratch(input).expect("plans");
+        let after = drifted(&problem.loads);
+        let warm = run(PlanInput { live: &cold.map, loads: &after, ..input }, start);
+        let again = plan_from_scratch(PlanInput { live: &cold.map, loads: &after, ..input });
+        let again = again.expect("plans");
         let peer = ExpertMap {
             slots: (0..problem.loads.layers)
                 .map(|layer| {
@@ -195,30 +290,36 @@ fn main() {
                 .collect(),
             ..live.clone()
         };
-        let duplicates = peer.violations().len();
-        let peer_balance = even_balance(&peer, &problem.loads);
-        let (predicted, moves) = match outcome.expect("ran") {
-            Outcome::Plan(plan) => (plan.predicted, plan.price.moves),
-            Outcome::DoNothing(nothing) => (nothing.predicted, 0),
+        let per_layer = |plan: &Plan| plan.price.moves as f64 / problem.loads.layers as f64;
+        let row = |row: &Row| {
+            format!(
+                "{:.0} ms, {:.0} -> {:.0} (bound {:.0}, gap {:.2} %), balancedness {:.4} \
+                 ({:.3}), {:.1} moves per layer",
+                row.ms,
+                row.live_us,
+                row.planned_us,
+                row.bound_us,
+                (row.planned_us / row.bound_us - 1.0) * 100.0,
+                row.balance.0,
+                row.balance.1,
+                row.moves,
+            )
         };
-        let (mean, worst) = balance(&predicted.balancedness_planned);
-        let (scratch_mean, scratch_worst) = balance(&scratch.predicted.balancedness_planned);
         writeln!(
             out,
-            "{}: {:.0} ms CPU, median of 3; step {:.0} -> {:.0} (bound {:.0}, gap {:.2} %); balancedness \
-             {mean:.4} ({worst:.3}), moves per layer {:.1} | from scratch {:.0} (gap {:.2} %), \
-             {scratch_mean:.4} ({scratch_worst:.3}), {:.1} | peer, even split: {peer_balance:.4}, \
-             {duplicates} duplicates",
+            "{}\n  from contiguous: {}\n  after 15 % drift: {}\n  from scratch: {:.0}, {:.1} \
+             moves per layer, balancedness {:.4}; after drift {:.0}, {:.1}\n  peer, even split: \
+             balancedness {:.4}, {} duplicates",
             problem.name,
-            times[1],
-            predicted.step_us_live,
-            predicted.step_us_planned,
-            predicted.step_us_bound,
-            predicted.gap_share * 100.0,
-            moves as f64 / problem.loads.layers as f64,
+            row(&cold),
+            row(&warm),
             scratch.predicted.step_us_planned,
-            scratch.predicted.gap_share * 100.0,
-            scratch.price.moves as f64 / problem.loads.layers as f64,
+            per_layer(&scratch),
+            balance(&scratch.predicted.balancedness_planned).0,
+            again.predicted.step_us_planned,
+            per_layer(&again),
+            even_balance(&peer, &problem.loads),
+            peer.violations().len(),
         )
         .expect("stdout");
     }

@@ -7,7 +7,7 @@ use crate::price::price_of;
 use crate::schedule::schedule;
 use crate::search::Point;
 use crate::study::Study;
-use crate::{FrontierPoint, Move, Objective, Plan, PlanError, Refused, SplitRule};
+use crate::{FrontierPoint, Move, Objective, Plan, PlanError, Price, Refused, SplitRule, Stage};
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, Provenance, RankId, SlotId};
 
 impl Study<'_> {
@@ -73,24 +73,48 @@ impl Study<'_> {
             stages,
             &self.links,
         );
-        let link_share = price
-            .stages
-            .iter()
-            .flat_map(|stage| &stage.transfers)
-            .map(|t| {
-                let rate = input.policy.moves.byte_rate_gb_per_s;
-                let link = self.links.link_gb_per_s(t.from, t.to);
-                self.links.gb_per_s(t.from, t.to, rate) / link
-            })
-            .fold(0.0, f64::max);
         let break_even = break_even(
             price.time_s,
-            link_share,
+            self.link_share(&price.stages),
             self.exchange_us()?,
             self.us_live,
             self.us_live - planned_us,
             input.policy.moves.dwell_s,
         );
+        let moves = self.moves(&map, &price, chosen, planned_us);
+        refused.sort_by(|a, b| b.gain_us.total_cmp(&a.gain_us));
+        let frontier = std::iter::once((0, 0.0))
+            .chain(bought)
+            .map(|(moves, saved_us)| FrontierPoint {
+                moves,
+                bytes: moves as u64 * bytes,
+                step_us: self.us_resplit - saved_us,
+            })
+            .collect();
+        let bound = self.bound.clone();
+        Ok(Plan { map, split, bound, predicted, price, break_even, moves, frontier, refused })
+    }
+
+    /// Largest share of a link that weights take while they arrive.
+    fn link_share(&self, stages: &[Stage]) -> f64 {
+        let rate = self.input.policy.moves.byte_rate_gb_per_s;
+        let transfers = stages.iter().flat_map(|stage| &stage.transfers);
+        transfers
+            .map(|t| {
+                self.links.gb_per_s(t.from, t.to, rate) / self.links.link_gb_per_s(t.from, t.to)
+            })
+            .fold(0.0, f64::max)
+    }
+
+    /// The moves of a price, the best gain first; where no gain is known, an equal part of all.
+    fn moves(
+        &self,
+        map: &ExpertMap,
+        price: &Price,
+        chosen: &[(usize, &Point)],
+        planned_us: f64,
+    ) -> Vec<Move> {
+        let bytes = self.input.shape.expert_bytes();
         let even_gain = (self.us_resplit - planned_us) / price.moves.max(1) as f64;
         let gain_of = |layer: LayerId, expert: ExpertId, to: RankId| {
             let point = chosen.iter().find(|(index, _)| *index == layer.index());
@@ -113,16 +137,6 @@ impl Study<'_> {
                 .total_cmp(&a.gain_us)
                 .then((a.layer, a.expert, a.to).cmp(&(b.layer, b.expert, b.to)))
         });
-        refused.sort_by(|a, b| b.gain_us.total_cmp(&a.gain_us));
-        let frontier = std::iter::once((0, 0.0))
-            .chain(bought)
-            .map(|(moves, saved_us)| FrontierPoint {
-                moves,
-                bytes: moves as u64 * bytes,
-                step_us: self.us_resplit - saved_us,
-            })
-            .collect();
-        let bound = self.bound.clone();
-        Ok(Plan { map, split, bound, predicted, price, break_even, moves, frontier, refused })
+        moves
     }
 }

@@ -107,25 +107,21 @@ pub(crate) fn schedule(
         let mut built = Stage::default();
         for &index in &chosen {
             let step = steps[index];
-            let layer = LayerId(step.layer as u16);
-            let to = RankId(step.rank as u16);
-            if let Some(expert) = step.add {
-                arriving[step.rank] += expert_bytes;
-                let held = holders.of_expert(step.layer, expert);
-                if let Some(from) = links.nearest(held, to, |rank| sent[rank.index()]) {
-                    sent[from.index()] += expert_bytes;
-                    built.transfers.push(Transfer { layer, expert, from, to });
-                }
+            let (layer, to) = (LayerId(step.layer as u16), RankId(step.rank as u16));
+            arriving[step.rank] += u64::from(step.add.is_some());
+            built.drops.extend(step.remove.map(|expert| (layer, to, expert)));
+            let Some(expert) = step.add else { continue };
+            let held = holders.of_expert(step.layer, expert);
+            if let Some(from) = links.nearest(held, to, |rank| sent[rank.index()]) {
+                sent[from.index()] += 1;
+                built.transfers.push(Transfer { layer, expert, from, to });
             }
-            if let Some(expert) = step.remove {
-                built.drops.push((layer, to, expert));
-            }
-            done[index] = true;
         }
         built.time_s = stage_time_s(&built.transfers, links, policy, expert_bytes, ranks);
         schedule.copies.push(holders.copies.clone());
-        schedule.arriving.push(arriving.iter().map(|bytes| bytes / expert_bytes.max(1)).collect());
+        schedule.arriving.push(arriving);
         for &index in &chosen {
+            done[index] = true;
             holders.commit(&steps[index]);
         }
         for &(layer, _, expert) in &built.drops {
