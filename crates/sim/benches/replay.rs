@@ -159,7 +159,8 @@ fn load(case: &Case, role: Role) -> (GroupConfig, TrafficSpec) {
     (config, spec)
 }
 
-/// Choices per second of nothing but `counts[id] += 1` over random tokens' ids.
+/// Choices per second of nothing but `counts[id] += 1` over the ids of as many sequences, each of
+/// which moves on by one token a pass, as in decode.
 fn bare_histogram(case: &Case, routes: &Routes) -> f64 {
     let width = routes.layers() * routes.top_k();
     let mut flat = Vec::new();
@@ -177,8 +178,9 @@ fn bare_histogram(case: &Case, routes: &Routes) -> f64 {
             .map(|i| evenkeel_types::hash3(3, repeat, i) as usize % routes.tokens())
             .collect();
         let start = Timer::start();
-        for _ in 0..8 {
-            for &token in &order {
+        for pass in 0..8 {
+            for &start in &order {
+                let token = (start + pass) % routes.tokens();
                 for &id in &flat[token * width..(token + 1) * width] {
                     let count = &mut counts[usize::from(id)];
                     *count = count.wrapping_add(1);
