@@ -26,7 +26,9 @@ use evenkeel_types::{ExpertMap, ModelShape, Phase, Topology};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-const REPEATS: usize = 7;
+const REPEATS: usize = 5;
+/// Passes of the bare histogram: kernels count processor time in ticks of some ms.
+const PASSES: usize = 400;
 
 /// Takes every row and forgets it.
 struct Counting {
@@ -68,7 +70,7 @@ fn main() {
             ranks: 16,
             slots: 5,
             sequences: 256,
-            steps: 60,
+            steps: 500,
         },
         Case {
             name: "deepseek-v3 EP32 x 256",
@@ -76,7 +78,7 @@ fn main() {
             ranks: 32,
             slots: 9,
             sequences: 256,
-            steps: 12,
+            steps: 120,
         },
     ];
     for case in &cases {
@@ -151,7 +153,7 @@ fn load(case: &Case, role: Role) -> (GroupConfig, TrafficSpec) {
     let share_by_slice = vec![1.0, 1.0, 1.0];
     // Decode keeps its batch full; prefill has enough queued for its steps.
     let spec = TrafficSpec {
-        arrivals_ns: vec![0; sequences as usize * if role == Role::Decode { 1 } else { 8 }],
+        arrivals_ns: vec![0; sequences as usize * if role == Role::Decode { 4 } else { 8 }],
         mix: vec![MixChange { from_ns: 0, share_by_slice }],
         fill_sequences: if role == Role::Decode { sequences } else { 0 },
         seed: 1,
@@ -178,7 +180,7 @@ fn bare_histogram(case: &Case, routes: &Routes) -> f64 {
             .map(|i| evenkeel_types::hash3(3, repeat, i) as usize % routes.tokens())
             .collect();
         let start = Timer::start();
-        for pass in 0..8 {
+        for pass in 0..PASSES {
             for &start in &order {
                 let token = (start + pass) % routes.tokens();
                 for &id in &flat[token * width..(token + 1) * width] {
@@ -188,7 +190,7 @@ fn bare_histogram(case: &Case, routes: &Routes) -> f64 {
             }
             black_box(&mut counts);
         }
-        times.push(start.seconds() / 8.0);
+        times.push(start.seconds() / PASSES as f64);
     }
     (batch * width) as f64 / median(&mut times)
 }
