@@ -12,6 +12,7 @@ use evenkeel_store::TraceWriter;
 use evenkeel_trace::{Finish, RequestRecord, Routes, StepRecord};
 use evenkeel_types::{ExpertMap, Slice};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What is replayed, whatever the map.
 #[derive(Clone, Copy)]
@@ -64,9 +65,15 @@ impl Scenario<'_> {
             .map_err(|error| Failure::input(error).context(&placed.name))
     }
 
-    /// Replays two maps under `count` draws of the model's shared parameters, on two threads.
-    ///
-    /// The draws come back in their own order, so the result does not depend on the threads.
+    /// Replays several maps, two at a time.
+    pub(crate) fn replay_all(&self, placed: &[&Placed], out: &Out) -> Result<Vec<Run>, Failure> {
+        let title = format!("replay {} maps on held-out requests", placed.len());
+        side_by_side(out, &title, placed.len(), |index| {
+            self.run(placed[index], &self.setting.model, &mut NoSink, None)
+        })
+    }
+
+    /// Replays two maps under `count` draws of the model's shared parameters.
     pub(crate) fn draws(
         &self,
         live: &Placed,
@@ -78,43 +85,46 @@ impl Scenario<'_> {
     ) -> Result<Vec<DrawOutcome>, Failure> {
         let draws = self.setting.model.draws(count, seed);
         let title = format!("model uncertainty: {} under {} draws", candidate.name, draws.len());
-        let progress = Progress::start(out, &title, draws.len() as u64);
-        let slots: Vec<Mutex<Option<Result<DrawOutcome, Failure>>>> =
-            draws.iter().map(|_| Mutex::new(None)).collect();
-        let next = Mutex::new(0_usize);
-        let worker = || {
-            loop {
-                let index = {
-                    let Ok(mut next) = next.lock() else { return };
-                    let index = *next;
-                    *next += 1;
-                    progress.at(index as u64);
-                    index
-                };
-                let Some(draw) = draws.get(index) else { return };
-                let model = self.setting.model.with(draw);
-                let one = |placed| self.run(placed, &model, &mut NoSink, None);
-                let outcome = one(live).and_then(|live| {
-                    let candidate = one(candidate)?;
-                    let pair = Pair { live: &live, candidate: &candidate };
-                    draw_outcome(&draw_name(index, draw), pair, slices, &self.setting.policy)
-                        .map_err(Failure::input)
-                });
-                if let Ok(mut slot) = slots[index].lock() {
-                    *slot = Some(outcome);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(worker);
-            worker();
-        });
-        let missing = || Failure::environment("a replay thread ended without a result");
-        slots
-            .into_iter()
-            .map(|slot| slot.into_inner().ok().flatten().ok_or_else(missing)?)
-            .collect()
+        side_by_side(out, &title, draws.len(), |index| {
+            let model = self.setting.model.with(&draws[index]);
+            let one = |placed| self.run(placed, &model, &mut NoSink, None);
+            let (live, candidate) = (one(live)?, one(candidate)?);
+            let pair = Pair { live: &live, candidate: &candidate };
+            let name = draw_name(index, &draws[index]);
+            draw_outcome(&name, pair, slices, &self.setting.policy).map_err(Failure::input)
+        })
     }
+}
+
+/// Does `count` independent pieces of work on two threads; the results come back in order, so they
+/// do not depend on the threads.
+fn side_by_side<T: Send>(
+    out: &Out,
+    title: &str,
+    count: usize,
+    work: impl Fn(usize) -> Result<T, Failure> + Sync,
+) -> Result<Vec<T>, Failure> {
+    let progress = Progress::start(out, title, count as u64);
+    let slots: Vec<Mutex<Option<Result<T, Failure>>>> =
+        (0..count).map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(slot) = slots.get(index) else { return };
+            let result = work(index);
+            if let Ok(mut slot) = slot.lock() {
+                *slot = Some(result);
+            }
+            progress.at(index as u64 + 1);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(worker);
+        worker();
+    });
+    let missing = || Failure::environment("a replay thread ended without a result");
+    slots.into_iter().map(|slot| slot.into_inner().ok().flatten().ok_or_else(missing)?).collect()
 }
 
 /// Writes a run as a trace: all steps, and routing and links of one step in `every`.

@@ -114,8 +114,8 @@ impl Setting {
         })
     }
 
-    /// What a step costs beside its experts, µs: attention, exchange at an even load, the rest.
-    /// No map changes it, so a planner takes it as given.
+    /// What a step costs whatever the map, µs: attention, the rest, and the part of the exchange
+    /// that does not grow with rows (what does, a planner counts itself, row by row).
     pub(crate) fn fixed_us(&self, phase: Phase, tokens_per_rank: f64, context: f64) -> f64 {
         let tokens = tokens_per_rank.round().max(1.0) as u32;
         let sequences = if phase == Phase::Decode { tokens } else { 1 };
@@ -128,8 +128,11 @@ impl Setting {
         let layer = self.model.attention_us(phase, &attention)
             + self.model.layer_rest_us(phase, tokens)
             + self.model.dispatch_us(phase, tokens_per_rank)
-            + self.model.combine_us(phase, tokens_per_rank);
-        layer * f64::from(self.shape.moe_layers) + self.model.step_rest_us(phase, tokens)
+            + self.model.combine_us(phase, tokens_per_rank)
+            - self.exchange_us_per_row(phase, tokens_per_rank)
+                * tokens_per_rank
+                * f64::from(self.shape.top_k);
+        layer.max(0.0) * f64::from(self.shape.moe_layers) + self.model.step_rest_us(phase, tokens)
     }
 
     /// What one more (token, expert) row on the fullest rank adds to a layer's exchange, µs, at a

@@ -107,7 +107,15 @@ impl Study<'_> {
         }
         let arrivals: Vec<(usize, &Point)> =
             offers.iter().map(Offers::chosen).enumerate().collect();
-        let plan = self.present(map, &arrivals, refused, bought)?;
+        let mut plan = self.present(map, &arrivals, refused, bought)?;
+        // A new split moves nothing, so moves have to earn their gain beyond it.
+        let beyond_split = (self.us_resplit - plan.predicted.step_us_planned) / self.us_live;
+        if !plan.moves.is_empty() && beyond_split < self.input.policy.plan.gain_min_share {
+            let mut map = self.input.live.clone();
+            (map.parent, map.version) = (Some(map.version), plan.map.version);
+            map.provenance = plan.map.provenance;
+            plan = self.present(map, &[], plan.refused, Vec::new())?;
+        }
         Ok(self.decide(plan))
     }
 

@@ -12,7 +12,9 @@ pub enum Role {
     /// Prefill alone: a request leaves with its first token (the hand-off).
     Prefill,
     /// Decode alone: a request arrives with its prompt's KV and its first token; prefill steps
-    /// happen only to recompute what a preemption lost.
+    /// happen only to recompute what a preemption lost. Its place is reserved before its prefill
+    /// begins elsewhere, as engines do that allocate the KV first: waiting for a place is time to
+    /// first token, never a gap between tokens.
     Decode,
 }
 

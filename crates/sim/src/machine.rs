@@ -93,8 +93,9 @@ impl<'a> Machine<'a> {
             0 => (0, recorded.prompt_tokens),
             _ => (recorded.prompt_tokens + produced - 1, 0),
         };
-        self.outcomes.open(job, recorded.prompt_tokens, handed_over, now_ns);
+        self.outcomes.open(job, recorded.prompt_tokens, handed_over);
         if produced >= outputs {
+            self.outcomes.admit(self.sequences.len(), now_ns);
             self.outcomes.close(self.sequences.len(), now_ns);
         }
         let sequence = self.sequences.len();
@@ -124,7 +125,7 @@ impl<'a> Machine<'a> {
         }
         // A decode batch can lose its only sequence to a preemption beside one that prefills:
         // then the second try is a prefill.
-        let found = self.form_batch() || self.form_batch();
+        let found = self.form_batch(now_ns) || self.form_batch(now_ns);
         if !found {
             return None;
         }
@@ -142,9 +143,10 @@ impl<'a> Machine<'a> {
         })
     }
 
-    fn form_batch(&mut self) -> bool {
+    fn form_batch(&mut self, now_ns: u64) -> bool {
         for rank in &mut self.ranks {
-            rank.admit(self.config, &mut self.sequences);
+            let admitted = |index| self.outcomes.admit(index, now_ns);
+            rank.admit(self.config, &mut self.sequences, admitted);
         }
         let (mut prefills, mut decodes) = (false, false);
         for &index in self.ranks.iter().flat_map(|rank| &rank.running) {

@@ -8,21 +8,21 @@ use evenkeel_types::SliceId;
 pub struct Outcomes {
     requests: Vec<RequestOutcome>,
     last_token_ns: Vec<Option<u64>>,
+    handed_over: Vec<bool>,
     gaps: Vec<(SliceId, u64, u32)>,
     finished: u64,
     preemptions: u64,
 }
 
 impl Outcomes {
-    pub(crate) fn open(&mut self, job: &Job, prompt_tokens: u32, handed_over: bool, now_ns: u64) {
-        // A handed-over request brings its first token along: the wait for the next one is a gap.
-        let first = handed_over.then_some(now_ns);
-        self.last_token_ns.push(first);
+    pub(crate) fn open(&mut self, job: &Job, prompt_tokens: u32, handed_over: bool) {
+        self.last_token_ns.push(None);
+        self.handed_over.push(handed_over);
         self.requests.push(RequestOutcome {
             job: job.job,
             slice: job.slice,
             arrival_ns: job.arrival_ns,
-            first_token_ns: first,
+            first_token_ns: None,
             finish_ns: None,
             prompt_tokens,
             output_tokens: u32::from(handed_over),
@@ -32,6 +32,17 @@ impl Outcomes {
             mean_log_probability: None,
             quality_score: None,
         });
+    }
+
+    /// A sequence joins its rank's batch. One that is handed over brings its first token along: its
+    /// place here was reserved before its prefill began, so what it waited for the place counts
+    /// as time to first token, and its first gap is the step that follows.
+    pub(crate) fn admit(&mut self, sequence: usize, now_ns: u64) {
+        let first = &mut self.requests[sequence].first_token_ns;
+        if self.handed_over[sequence] && first.is_none() {
+            *first = Some(now_ns);
+            self.last_token_ns[sequence] = Some(now_ns);
+        }
     }
 
     pub(crate) fn close(&mut self, sequence: usize, now_ns: u64) {

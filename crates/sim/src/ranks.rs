@@ -65,7 +65,12 @@ impl RankState {
     /// Admits waiting sequences in order while the batch has room and the blocks of all tokens
     /// that they know, and of the one they will produce, are free. The first that does not fit
     /// holds up the others: nobody is starved by shorter requests.
-    pub(crate) fn admit(&mut self, config: &GroupConfig, sequences: &mut [Sequence]) {
+    pub(crate) fn admit(
+        &mut self,
+        config: &GroupConfig,
+        sequences: &mut [Sequence],
+        mut admitted: impl FnMut(usize),
+    ) {
         while self.running.len() < config.decode_sequences_per_rank as usize {
             let Some(&next) = self.waiting.front() else { return };
             let sequence = &mut sequences[next];
@@ -80,6 +85,7 @@ impl RankState {
             sequence.blocks = needed;
             self.waiting.pop_front();
             self.running.push(next);
+            admitted(next);
         }
     }
 

@@ -124,7 +124,8 @@ impl Default for MovePolicy {
 pub struct PlanPolicy {
     /// Balancedness (tokens per rank, worst layer) above which nothing is planned.
     pub balancedness_enough: f64,
-    /// Smallest predicted gain of a step's time that makes a plan, as a share.
+    /// Smallest predicted gain of a step's time that makes a plan, as a share. Below some 3 %
+    /// a service's own A/A noise hides a gain, and it may be the model's error.
     pub gain_min_share: f64,
     /// Smallest gain per byte that buys a further move: step time saved, µs per GB moved.
     pub gain_us_per_gb_min: f64,
@@ -136,8 +137,8 @@ impl Default for PlanPolicy {
     fn default() -> Self {
         Self {
             balancedness_enough: 0.97,
-            gain_min_share: 0.01,
-            gain_us_per_gb_min: 5.0,
+            gain_min_share: 0.03,
+            gain_us_per_gb_min: 4.0,
             slots_per_rank: 0,
         }
     }

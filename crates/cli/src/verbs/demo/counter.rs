@@ -60,8 +60,10 @@ fn small_batch(scene: &Scene, dir: &Path, out: &Out) -> Result<Counter, Failure>
         plan(other.question(&live.map, Some(&live.split), &loads)).map_err(Failure::input)?;
     let mut lines = vec![
         format!(
-            "bound by communication: no map saves more than {} of the step by the record, {} by the \
-             planner's bound",
+            "{}: no map saves more than {} of the step by the record, {} by the planner's bound",
+            diagnosis
+                .cause(CauseKind::CommunicationBound)
+                .map_or("not called bound by communication", |_| "bound by communication"),
             fmt::percent(diagnosis.map_bound.share_of_step),
             fmt::percent(bound_share(&outcome)),
         ),
@@ -111,11 +113,12 @@ fn slow_link(scene: &Scene, dir: &Path, out: &Out) -> Result<Counter, Failure> {
         lines: vec![
             cause_line(&diagnosis, CauseKind::SlowLink),
             format!(
-                "{} moves along that link would have gained and are refused; {} cross it in the plan",
+                "{} moves along that link would have gained and are refused; {} cross it in a plan that \
+                 keeps clear of it ({})",
                 refused.len(),
                 fmt::bytes(crossing as f64),
+                outcome_line(&outcome),
             ),
-            outcome_line(&outcome),
         ],
     })
 }
@@ -149,7 +152,9 @@ fn flat_routing(scene: &Scene) -> Result<Counter, Failure> {
     let known = ModelShape::known("mixtral-8x7b").ok_or_else(|| Failure::input("no such shape"))?;
     let shape = ModelShape { moe_layers: counts.layers as u16, ..known };
     let topology = Topology::uniform(PROFILE, 8, load::hbm_bytes(PROFILE)?);
-    let setting = Setting::new(shape, topology, PROFILE, scene.setting.policy.clone())?;
+    let mut policy = scene.setting.policy.clone();
+    policy.plan.slots_per_rank = 0; // one slot per rank, as live
+    let setting = Setting::new(shape, topology, PROFILE, policy)?;
     let live = ExpertMap::contiguous(&setting.shape, 8, 1);
     let tokens = 8 * SEQUENCES_PER_RANK;
     let top_k = usize::from(setting.shape.top_k);

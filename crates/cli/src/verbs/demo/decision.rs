@@ -6,7 +6,7 @@ use super::scene::{RANKS, SEQUENCES_PER_RANK, SLO_TPOT_MS, Scene};
 use crate::view::{ms_or_dash, place};
 use evenkeel_diagnose::Diagnosis;
 use evenkeel_plan::{Outcome, Plan};
-use evenkeel_prove::{RunMetrics, Verdict};
+use evenkeel_prove::{Metric, Reason, RunMetrics, Verdict};
 use evenkeel_report::{fmt, text};
 use evenkeel_sim::TrafficFacts;
 use serde::Serialize;
@@ -108,8 +108,11 @@ impl<'a> Decided<'a> {
         lines.push(format!("verdict: {}", self.label));
         for one in self.incident.judged.iter().skip(1) {
             let Some(verdict) = &one.verdict else { continue };
-            let decided = verdict.reasons.iter().find(|reason| reason.decided);
-            let why = decided.map_or("", |reason| reason.statement.as_str());
+            let of_p99 =
+                |reason: &&Reason| reason.metric == Metric::TpotP99 && reason.slice.is_none();
+            let decided = verdict.reasons.iter().filter(|reason| reason.decided);
+            let why = decided.clone().find(of_p99).or(decided.clone().next());
+            let why = why.map_or("", |reason| reason.statement.as_str());
             lines.push(format!("  {}: {}; {why}", one.placed.name, verdict.label));
         }
         lines.push(String::new());

@@ -1,6 +1,6 @@
 //! The incident: a tenant surges, decode slows down, and the whole loop answers.
 
-use super::scene::{SECONDS, Scene, Traffic};
+use super::scene::{RECORD_SECONDS, SECONDS, Scene, Traffic};
 use crate::fail::Failure;
 use crate::out::Out;
 use crate::progress::Progress;
@@ -10,7 +10,7 @@ use evenkeel_plan::{Outcome, Plan, PlanInput, Predicted, plan, plan_from_scratch
 use evenkeel_prove::{
     DrawOutcome, GateInput, KvHeadroom, Pair, RunMetrics, Sameness, Verdict, gate, summary,
 };
-use evenkeel_sim::{Faults, NoSink, Role, Run, TrafficFacts};
+use evenkeel_sim::{Faults, Role, Run, TrafficFacts};
 use evenkeel_split::SplitTable;
 use evenkeel_store::{Trace, TraceWriter, Window};
 use evenkeel_trace::{
@@ -71,10 +71,11 @@ pub(super) struct Incident {
 pub(super) fn run(scene: &Scene, dir: &Path, out: &Out) -> Result<Incident, Failure> {
     let (old, new) = (scene.old_mix(), scene.new_mix());
     let live = live_map(scene, out)?;
-    let half = SECONDS / 2.0;
     let healthy = Faults::default();
-    let before = record(scene, &live, &old, &healthy, half, &dir.join("trace-before"), 1, out)?;
-    let after = record(scene, &live, &new, &healthy, half, &dir.join("trace-after"), 2, out)?;
+    let before =
+        record(scene, &live, &old, &healthy, RECORD_SECONDS, &dir.join("trace-before"), 1, out)?;
+    let after =
+        record(scene, &live, &new, &healthy, RECORD_SECONDS, &dir.join("trace-after"), 2, out)?;
     let diagnosis = explain(scene, &live.map, after.all(), Some(before.all()), out)?;
 
     let loads = loads(&after.trace)?;
@@ -87,7 +88,7 @@ pub(super) fn run(scene: &Scene, dir: &Path, out: &Out) -> Result<Incident, Fail
     let judging = scene.traffic(
         &scene.judging,
         &new,
-        expected_step_ms(scene, &live, &new)?,
+        even_step_ms(scene, &live, &new)?,
         scene.seed ^ 0x4a55_4447,
     )?;
     let judged = judge(scene, &live, candidates, &judging, out)?;
@@ -107,7 +108,8 @@ pub(super) fn run(scene: &Scene, dir: &Path, out: &Out) -> Result<Incident, Fail
     })
 }
 
-/// The map in force: planned from scratch for the old mix on the planning requests.
+/// The map in force: planned from scratch for the old mix on the planning requests. Its copies
+/// share an expert's tokens evenly, as engines do that have no split table.
 pub(super) fn live_map(scene: &Scene, out: &Out) -> Result<Placed, Failure> {
     let _progress = Progress::start(out, "plan: the live map, for the old mix", 0);
     let start = scene.contiguous();
@@ -117,7 +119,8 @@ pub(super) fn live_map(scene: &Scene, out: &Out) -> Result<Placed, Failure> {
     map.version = 7;
     map.parent = Some(6);
     map.provenance.window = "planning requests, equal shares of decoded tokens".into();
-    Ok(Placed { name: "live".into(), map, split: plan.split })
+    let split = SplitTable::even(&map).map_err(Failure::input)?;
+    Ok(Placed { name: "live".into(), map, split })
 }
 
 impl Scene {
@@ -140,12 +143,13 @@ impl Scene {
     }
 }
 
-/// Mean step of the live map under a mix by the planner's costs, ms: sets the arrival rate.
-fn expected_step_ms(scene: &Scene, live: &Placed, mix: &[f64]) -> Result<f64, Failure> {
+/// Step under a mix if every rank were perfectly even, by the planner's bound, ms: sets the
+/// arrival rate.
+fn even_step_ms(scene: &Scene, live: &Placed, mix: &[f64]) -> Result<f64, Failure> {
     let loads = scene.loads(mix, 12)?;
     let outcome =
         plan(scene.question(&live.map, Some(&live.split), &loads)).map_err(Failure::input)?;
-    Ok(predicted(&outcome).step_us_live * 1e-3)
+    Ok(predicted(&outcome).step_us_bound * 1e-3)
 }
 
 /// What an outcome predicts.
@@ -177,7 +181,7 @@ pub(super) fn record(
     out: &Out,
 ) -> Result<Recorded, Failure> {
     let seed = scene.seed ^ (salt << 32);
-    let step_ms = expected_step_ms(scene, live, mix)?;
+    let step_ms = even_step_ms(scene, live, mix)?;
     let traffic = scene.traffic(&scene.planning, mix, step_ms, seed)?;
     let scenario = scene.scenario(&traffic, faults, seconds);
     let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or("trace").to_owned();
@@ -321,7 +325,7 @@ fn candidates(
     scratch: Plan,
 ) -> Result<Vec<(Placed, Option<Box<Plan>>)>, Failure> {
     let split = SplitTable::balanced(&live.map, &loads.total()).map_err(Failure::input)?;
-    let resplit = Placed { name: "live, fresh split".into(), map: live.map.clone(), split };
+    let resplit = Placed { name: "live, new split".into(), map: live.map.clone(), split };
     let mut candidates = vec![(resplit, None)];
     if let Outcome::Plan(plan) = outcome {
         let placed =
@@ -351,20 +355,18 @@ fn judge(
     let short = Scenario { until_ns: (DRAW_SECONDS * 1e9) as u64, ..scenario };
     let measure =
         |run: &Run| summary(run, &scene.slices, &scene.setting.policy).map_err(Failure::input);
-    let run = scenario.replay(live, &mut NoSink, out)?;
-    let mut judged = vec![Judged {
-        placed: live.clone(),
-        plan: None,
-        metrics: measure(&run)?,
-        run,
-        verdict: None,
-    }];
-    for (placed, plan) in candidates {
-        let run = scenario.replay(&placed, &mut NoSink, out)?;
+    let maps: Vec<&Placed> =
+        std::iter::once(live).chain(candidates.iter().map(|(placed, _)| placed)).collect();
+    let mut runs = scenario.replay_all(&maps, out)?.into_iter();
+    let missing = || Failure::environment("a replay is missing");
+    let run = runs.next().ok_or_else(missing)?;
+    let (placed, metrics) = (live.clone(), measure(&run)?);
+    let mut judged = vec![Judged { placed, plan: None, metrics, run, verdict: None }];
+    for ((placed, plan), run) in candidates.into_iter().zip(runs) {
         let draws = short.draws(live, &placed, &scene.slices, DRAWS, scene.seed, out)?;
-        let live_run = &judged[0].run;
-        let verdict = verdict(scene, (live, live_run), (&placed, &run), &draws)?;
-        judged.push(Judged { metrics: measure(&run)?, placed, plan, run, verdict: Some(verdict) });
+        let verdict = verdict(scene, (live, &judged[0].run), (&placed, &run), &draws)?;
+        let metrics = measure(&run)?;
+        judged.push(Judged { placed, plan, metrics, run, verdict: Some(verdict) });
     }
     Ok(judged)
 }
@@ -402,7 +404,7 @@ fn verdict(
 pub(super) fn two_replays(scene: &Scene, out: &Out) -> Result<(Run, Run), Failure> {
     let new = scene.new_mix();
     let live = live_map(scene, out)?;
-    let step_ms = expected_step_ms(scene, &live, &new)?;
+    let step_ms = even_step_ms(scene, &live, &new)?;
     let traffic = scene.traffic(&scene.judging, &new, step_ms, scene.seed)?;
     let loads = scene.loads(&new, 13)?;
     let plan = plan_from_scratch(scene.question(&live.map, Some(&live.split), &loads))
@@ -411,8 +413,9 @@ pub(super) fn two_replays(scene: &Scene, out: &Out) -> Result<(Run, Run), Failur
     let healthy = Faults::default();
     let scenario =
         Scenario { routes: &scene.judging, ..scene.scenario(&traffic, &healthy, DRAW_SECONDS) };
-    let first = scenario.replay(&live, &mut NoSink, out)?;
-    Ok((first, scenario.replay(&placed, &mut NoSink, out)?))
+    let mut runs = scenario.replay_all(&[&live, &placed], out)?.into_iter();
+    let missing = || Failure::environment("a replay is missing");
+    Ok((runs.next().ok_or_else(missing)?, runs.next().ok_or_else(missing)?))
 }
 
 /// Among accepted candidates the one that moves fewest bytes, unless another's p99 TPOT is lower by
@@ -454,14 +457,11 @@ fn prefill(
         until_ns: (DRAW_SECONDS * 1e9) as u64,
         faults: &Faults::default(),
     };
-    let mut metrics = Vec::new();
-    for one in judged {
-        let name = format!("{}, prefill group", one.placed.name);
-        let placed = Placed { name, ..one.placed.clone() };
-        let run = scenario.replay(&placed, &mut NoSink, out)?;
-        metrics.push(summary(&run, &scene.slices, &scene.setting.policy).map_err(Failure::input)?);
-    }
-    Ok(metrics)
+    let maps: Vec<&Placed> = judged.iter().map(|one| &one.placed).collect();
+    let runs = scenario.replay_all(&maps, out)?;
+    runs.iter()
+        .map(|run| summary(run, &scene.slices, &scene.setting.policy).map_err(Failure::input))
+        .collect()
 }
 
 /// Prefill groups that share the arrivals of one decode group.

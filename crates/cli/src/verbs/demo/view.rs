@@ -18,7 +18,8 @@ pub(super) fn report(scene: &Scene, incident: &Incident, counters: &[Counter]) -
         title: format!("{} surges: does moving experts help?", scene.surging()),
         subtitle: format!(
             "{}, expert parallelism over {RANKS} ranks of H20 (modelled), at most \
-             {SEQUENCES_PER_RANK} decoding sequences per rank, {SLOTS_PER_RANK} expert slots per rank and layer",
+             {SEQUENCES_PER_RANK} decoding sequences per rank, {SLOTS_PER_RANK} expert slots per rank \
+             and layer",
             shape.name
         ),
         origin: TimeOrigin::Modelled,
@@ -94,7 +95,8 @@ fn verdict(scene: &Scene, incident: &Incident) -> VerdictView {
             fmt::bytes(bytes)
         ),
         _ => format!(
-            "No candidate is accepted while {} has four fifths of the decoded tokens; the live map stays.",
+            "No candidate is accepted while {} has four fifths of the decoded tokens; the live map \
+             stays.",
             scene.surging()
         ),
     };
@@ -203,8 +205,8 @@ fn story(scene: &Scene, incident: &Incident) -> Vec<Paragraph> {
         story.push(Paragraph::new(
             "Prefill beside it.",
             format!(
-                "TTFT (request-weighted, modelled) of one of {PREFILL_GROUPS} prefill groups that share the \
-                 arrivals: {}.",
+                "TTFT (request-weighted, modelled) of one of {PREFILL_GROUPS} prefill groups that \
+                 share the arrivals: {}.",
                 ttft.join("; ")
             ),
         ));
@@ -390,21 +392,23 @@ fn assumptions(scene: &Scene, incident: &Incident) -> Vec<String> {
         "Arrivals are Azure's conversation trace of November 2023, many copies of it superposed; pairing \
          it with these tenants is an assumption.".into(),
         format!(
-            "Judging: {} copies of the arrivals, {} jobs from {} distinct recorded requests, each replayed {} \
-             times on average. Requests repeat; their tokens are not independent.",
+            "Judging: {} copies of the arrivals, {} jobs from {} distinct recorded requests, each \
+             replayed {} times on average. Requests repeat; their tokens are not independent.",
             incident.judging_copies, facts.jobs, facts.distinct_requests, fmt::number(facts.cloning_factor)
         ),
         format!(
-            "Planning (the surge's trace): {} copies, {} jobs from {} distinct requests, none of which is \
-             among those judged on.",
+            "Planning (the surge's trace): {} copies, {} jobs from {} distinct requests, none of \
+             which is among those judged on.",
             after.copies, after.traffic.jobs, after.traffic.distinct_requests
         ),
         format!(
-            "{} of {} surging means four fifths of decoded tokens, not of requests; the arrival rate \
-             is set so that the live map's batch is nine tenths full.",
-            scene.surging(), scene.slices.len()
+            "{} surging means four fifths of decoded tokens, not of requests. Arrivals are what \
+             perfectly even ranks could serve: the batch stays full on every map, a queue forms \
+             slowly, and waiting for a place counts as TTFT, not TPOT.",
+            scene.surging()
         ),
-        "Prefill and decode run on separate groups; requests reach the decode group with their KV in place.".into(),
+        "Prefill and decode run on separate groups; a place in the decode group is reserved before \
+         a request's prefill begins.".into(),
         "Mean utilisation is shown because people ask for it; it decides nothing.".into(),
     ]
 }
