@@ -322,6 +322,7 @@ impl Trace {
         let Some(mut cursor) = self.cursor::<RouteRow>(&self.verified.routing, (from, to))? else {
             return Ok(());
         };
+        let bounds = Bounds::new(&self.header, Some(self.verified.ranks));
         let mut last = None;
         while let Some(row) = cursor.peek()? {
             if row.step >= to {
@@ -329,7 +330,6 @@ impl Trace {
             }
             if row.step >= from {
                 // Codes and ids were checked when the trace was opened; the file may have changed.
-                let bounds = Bounds::new(&self.header, Some(self.verified.ranks));
                 let host = row.host.and_then(|host| bounds.rank("host rank", host));
                 let problem = bounds.routing(row.layer, row.source, row.expert).or(host);
                 match (Phase::from_code(row.phase), problem) {

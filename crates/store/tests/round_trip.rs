@@ -202,3 +202,19 @@ fn a_writer_refuses_what_a_reader_would() {
     refuse(&|step| step.links[1] = step.links[0], "is there twice");
     refuse(&|step| step.cells[0].kernel = 9, "kernel 9");
 }
+
+#[test]
+fn the_bundled_routing_opens_as_any_trace_does() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/routing-deepseek-v2-lite");
+    let trace = Trace::open(&root).unwrap();
+    let routes = trace.routes().unwrap().unwrap();
+    assert_eq!((routes.tokens(), routes.layers(), routes.top_k()), (24_952, 26, 6));
+    let tenants: Vec<&str> =
+        trace.header().slices.iter().map(|slice| slice.tenant.as_str()).collect();
+    assert_eq!(tenants, ["intent", "summary", "translation"]);
+    for phase in Phase::ALL {
+        let by_slice = evenkeel_trace::counts_by_slice(&routes, 3, phase);
+        assert!(by_slice.iter().all(|counts| counts.iter().sum::<u64>() > 50_000), "{phase}");
+    }
+    assert!(trace.header().notes.iter().any(|note| note.contains("teacher-forced")));
+}
