@@ -2,7 +2,7 @@
 //! leave a picture.
 
 use evenkeel_cost::StepModel;
-use evenkeel_diagnose::{Cause, Diagnosis};
+use evenkeel_diagnose::{Cause, CauseKind, Diagnosis};
 use evenkeel_prove::{Decision, Standing, Verdict};
 use evenkeel_report::{
     CauseView, Comparison, CurveNote, DiagnosisView, RankSpans, StepWaterfall, Tone, fmt,
@@ -51,10 +51,10 @@ pub(crate) fn comparison_views(verdict: &Verdict, slices: &[Slice]) -> Vec<Compa
             metric: row.metric.to_string(),
             weighting: format!("by {}", row.weighting),
             slice: slice_name(slices, row.slice),
-            unit: row.unit.clone(),
+            unit: if row.unit == "share" { "%".into() } else { row.unit.clone() },
             time: row.unit == "ms",
-            live: row.live,
-            candidate: row.candidate,
+            live: row.live * if row.unit == "share" { 100.0 } else { 1.0 },
+            candidate: row.candidate * if row.unit == "share" { 100.0 } else { 1.0 },
             change: row.change_share,
             interval: Some((row.interval[0], row.interval[1])),
             limit: row.limit,
@@ -64,7 +64,7 @@ pub(crate) fn comparison_views(verdict: &Verdict, slices: &[Slice]) -> Vec<Compa
                 Standing::Broken => Some(false),
                 Standing::Open | Standing::Shown => None,
             },
-            note: if row.standing == Standing::Shown { "shown".into() } else { String::new() },
+            note: String::new(),
         })
         .collect()
 }
@@ -83,15 +83,30 @@ pub(crate) fn curve_notes(model: &StepModel) -> Vec<CurveNote> {
         .collect()
 }
 
-/// Causes in parts that add up.
+/// Causes in parts that add up: from the baseline where there is one, else from the step with every
+/// named cause healed.
 pub(crate) fn diagnosis_view(diagnosis: &Diagnosis, slices: &[Slice]) -> DiagnosisView {
     let slowdown = &diagnosis.slowdown;
+    let (baseline_label, baseline_ms, parts) = match slowdown.baseline_ms {
+        Some(ms) => ("before", ms, &slowdown.since_baseline),
+        None => ("without the causes below", slowdown.ideal_ms, &slowdown.parts),
+    };
+    // The bridge shows the rest as unexplained by itself.
+    let named = parts.iter().filter(|part| part.cause != CauseKind::Unexplained);
+    let mut causes: Vec<CauseView> = named
+        .map(|part| {
+            let view = diagnosis.cause(part.cause).map(|cause| cause_view(cause, slices));
+            let kind = part.cause.to_string();
+            CauseView { ms_per_step: part.ms_per_step, kind, ..view.unwrap_or_default() }
+        })
+        .collect();
+    causes.sort_by(|a, b| b.ms_per_step.total_cmp(&a.ms_per_step));
     DiagnosisView {
         quantity: format!("mean {} step", diagnosis.phase),
-        baseline_label: "without the causes below".into(),
-        baseline_ms: Some(slowdown.ideal_ms),
+        baseline_label: baseline_label.into(),
+        baseline_ms: Some(baseline_ms),
         observed_ms: Some(slowdown.step_ms_mean),
-        causes: diagnosis.causes.iter().map(|cause| cause_view(cause, slices)).collect(),
+        causes,
         ruled_out: diagnosis.notes.clone(),
     }
 }

@@ -23,8 +23,8 @@ pub enum SimError {
     },
     /// A slice gets traffic but nothing of it was recorded.
     #[error(
-        "traffic: slice {slice} has a share of the mix but no recorded request with a prompt \
-         and an output token"
+        "traffic: slice {slice} has a share of the mix but no recorded request with an \
+         output token"
     )]
     EmptySlice {
         /// Index of the slice.

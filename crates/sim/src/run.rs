@@ -13,8 +13,8 @@ pub struct RequestOutcome {
     pub slice: SliceId,
     /// Arrival, ns from the run's start.
     pub arrival_ns: u64,
-    /// First output token, ns from the run's start. A decode group gets it with the hand-over, so
-    /// there it is the arrival, and the time from it to the next token is a gap.
+    /// First output token, ns from the run's start. A decode group gets it with the hand-over: there
+    /// it is the time at which the request got its place in the batch.
     pub first_token_ns: Option<u64>,
     /// Last output token, ns from the run's start.
     pub finish_ns: Option<u64>,

@@ -85,7 +85,7 @@ enum Draw {
     Phase = 4,
 }
 
-/// Recorded requests of each slice that can be replayed: with a prompt and an output token.
+/// Recorded requests of each slice that can be replayed: with an output token.
 struct Pools {
     by_slice: Vec<Vec<usize>>,
 }
@@ -98,7 +98,7 @@ impl Pools {
             if by_slice.len() <= slice {
                 by_slice.resize(slice + 1, Vec::new());
             }
-            if request.output_tokens() > 0 && request.prompt_tokens > 0 {
+            if request.output_tokens() > 0 {
                 by_slice[slice].push(index);
             }
         }

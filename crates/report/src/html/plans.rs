@@ -114,6 +114,7 @@ fn comparison(c: &Comparison, reach: f64, origin: TimeOrigin) -> Row {
     let (tone, word) = match c.pass {
         Some(true) => (Tone::Good, "passes"),
         Some(false) => (Tone::Bad, "fails"),
+        None if c.limit.is_none() => (Tone::Neutral, "shown"),
         None => (Tone::Unsure, "cannot tell"),
     };
     let why =

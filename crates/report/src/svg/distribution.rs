@@ -131,7 +131,9 @@ fn frame(
         }
         let decides = (q - decisive).abs() < 1e-9;
         p.line([x(q), top, x(q), bottom + 4.0], if decides { "axis" } else { "grid" });
-        let label = if q > 0.0 { fmt::percentile(q) } else { String::new() };
+        // Beyond four nines the names no longer fit between the lines.
+        let named = q > 0.0 && (nines(q) < 4.5 || decides);
+        let label = if named { fmt::percentile(q) } else { String::new() };
         let class = if decides { "s b" } else { "s m" };
         // The last label stays inside the picture.
         let at_end = nines(q) > scale.nines - 0.05;

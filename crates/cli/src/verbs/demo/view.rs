@@ -4,11 +4,12 @@ use super::counter::{Counter, outcome_line};
 use super::incident::{Incident, Judged, PREFILL_GROUPS};
 use super::scene::{RANKS, SEQUENCES_PER_RANK, SLO_TPOT_MS, SLOTS_PER_RANK, Scene};
 use crate::view::{comparison_views, curve_notes, diagnosis_view, ms_or_dash, tone, waterfall};
+use evenkeel_prove::{Metric, Reason};
 use evenkeel_report::{
     CounterIncident, Distribution, Fact, HeatMap, HotExpert, MixView, Paragraph, PlanPrice,
     RankLoads, ReasonView, Report, Series, SliceShare, TimeOrigin, Tone, VerdictView, fmt,
 };
-use evenkeel_trace::LoadMatrix;
+use evenkeel_trace::{LoadMatrix, counts_by_slice};
 use evenkeel_types::{LayerId, Phase};
 
 /// The whole page.
@@ -34,7 +35,7 @@ pub(super) fn report(scene: &Scene, incident: &Incident, counters: &[Counter]) -
         story: story(scene, incident),
         mix: mix(scene, incident),
         heat: heat(scene, incident),
-        hot_experts: hot_experts(incident),
+        hot_experts: hot_experts(scene, incident),
         diagnosis: Some(diagnosis_view(&incident.diagnosis, &scene.slices)),
         rank_loads: incident.judged.iter().map(|one| rank_loads(scene, one)).collect(),
         waterfall: waterfall(&incident.after.steps, scene.setting.ranks()),
@@ -104,14 +105,28 @@ fn verdict(scene: &Scene, incident: &Incident) -> VerdictView {
         label: verdict.label.clone(),
         tone: tone(verdict.decision),
         headline,
-        reasons: verdict
-            .reasons
-            .iter()
+        reasons: ordered(&verdict.reasons)
+            .into_iter()
             .map(|reason| {
                 ReasonView::new(crate::view::standing_tone(reason.standing), &reason.statement)
             })
             .collect(),
     }
+}
+
+/// What decided first, then p99 TPOT and goodput of all requests, then the rest, slices last.
+fn ordered(reasons: &[Reason]) -> Vec<&Reason> {
+    let mut ordered: Vec<&Reason> = reasons.iter().collect();
+    ordered.sort_by_key(|reason| {
+        let weight = match reason.metric {
+            Metric::TpotP99 => 0,
+            Metric::Goodput => 1,
+            Metric::Record => 3,
+            _ => 2,
+        };
+        (!reason.decided, reason.slice.is_some(), weight)
+    });
+    ordered
 }
 
 fn facts(incident: &Incident) -> Vec<Fact> {
@@ -187,11 +202,7 @@ fn story(scene: &Scene, incident: &Incident) -> Vec<Paragraph> {
     story.push(Paragraph::new("What could help.", format!("{}.", outcome_line(&incident.outcome))));
     story.push(Paragraph::new(
         "What utilisation says.",
-        format!(
-            "Ranks are busy {} of a step on average. {}",
-            fmt::percent(diagnosis.utilisation.mean_busy_share),
-            diagnosis.utilisation.why
-        ),
+        format!("It looks harmless and says nothing: {}.", diagnosis.utilisation.why),
     ));
     let ttft: Vec<String> = incident
         .prefill
@@ -269,7 +280,7 @@ fn over_mean(counts: &[u64]) -> Vec<f32> {
     counts.iter().map(|count| (*count as f64 / mean.max(1e-9)) as f32).collect()
 }
 
-fn hot_experts(incident: &Incident) -> Vec<HotExpert> {
+fn hot_experts(scene: &Scene, incident: &Incident) -> Vec<HotExpert> {
     let times_mean = |loads: &LoadMatrix, layer: usize, expert: usize| {
         let counts = &loads.phase(Phase::Decode).by_expert;
         let layer = &counts[layer * loads.experts..(layer + 1) * loads.experts];
@@ -278,6 +289,7 @@ fn hot_experts(incident: &Incident) -> Vec<HotExpert> {
     let copies = |map: &evenkeel_types::ExpertMap, layer: LayerId, expert: usize| {
         map.hosts(layer).get(expert).map_or(0, |hosts| hosts.len() as u32)
     };
+    let by_slice = counts_by_slice(&scene.planning, scene.slices.len(), Phase::Decode);
     incident
         .diagnosis
         .hot_experts
@@ -292,10 +304,33 @@ fn hot_experts(incident: &Incident) -> Vec<HotExpert> {
                 copies_live: copies(&incident.live.map, hot.layer, expert),
                 copies_candidate: shown(incident)
                     .map(|one| copies(&one.placed.map, hot.layer, expert)),
-                note: hot.ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+                note: tokens_from(scene, &by_slice, layer, expert),
             }
         })
         .collect()
+}
+
+/// Which slices an expert's tokens come from in the surge: recorded choices weighted by the mix.
+fn tokens_from(scene: &Scene, by_slice: &[Vec<u64>], layer: usize, expert: usize) -> String {
+    let cell = layer * usize::from(scene.setting.shape.experts) + expert;
+    let weights: Vec<f64> = by_slice
+        .iter()
+        .zip(scene.new_mix())
+        .map(|(counts, share)| {
+            let all: u64 = counts.iter().sum();
+            share * counts[cell] as f64 / (all as f64).max(1.0)
+        })
+        .collect();
+    let total: f64 = weights.iter().sum::<f64>().max(1e-12);
+    let mut shares: Vec<(f64, &str)> = weights
+        .iter()
+        .zip(&scene.slices)
+        .map(|(weight, slice)| (weight / total, slice.tenant.as_str()))
+        .collect();
+    shares.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let words: Vec<String> =
+        shares.iter().map(|(share, tenant)| format!("{tenant} {}", fmt::percent(*share))).collect();
+    words.join(", ")
 }
 
 fn rank_loads(scene: &Scene, one: &Judged) -> RankLoads {
@@ -303,7 +338,7 @@ fn rank_loads(scene: &Scene, one: &Judged) -> RankLoads {
     let steps = totals.steps[Phase::Decode.index()].max(1) as f32;
     RankLoads {
         title: one.placed.name.clone(),
-        unit: "(token, expert) rows per decode step".into(),
+        unit: "rows per decode step".into(),
         first_layer: 0,
         values: totals.rank_rows[Phase::Decode.index()]
             .chunks(scene.setting.ranks())
