@@ -97,7 +97,11 @@ pub(crate) fn diagnosis_view(diagnosis: &Diagnosis, slices: &[Slice]) -> Diagnos
         .map(|part| {
             let view = diagnosis.cause(part.cause).map(|cause| cause_view(cause, slices));
             let kind = part.cause.to_string();
-            CauseView { ms_per_step: part.ms_per_step, kind, ..view.unwrap_or_default() }
+            let small = || CauseView {
+                evidence: vec!["part of the change, too small to be named a cause".into()],
+                ..CauseView::default()
+            };
+            CauseView { ms_per_step: part.ms_per_step, kind, ..view.unwrap_or_else(small) }
         })
         .collect();
     causes.sort_by(|a, b| b.ms_per_step.total_cmp(&a.ms_per_step));

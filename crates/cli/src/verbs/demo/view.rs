@@ -199,6 +199,20 @@ fn story(scene: &Scene, incident: &Incident) -> Vec<Paragraph> {
             ),
         ));
     }
+    let in_bridge = |kind| diagnosis.slowdown.since_baseline.iter().any(|part| part.cause == kind);
+    for cause in diagnosis.causes.iter().filter(|cause| !in_bridge(cause.kind)) {
+        story.push(Paragraph::new(
+            format!("Found beside it: {}.", cause.kind),
+            format!(
+                "{} of a step ({}), at {}; it was there before the shift too, or is part of what the \
+                 shift cost. Remedy: {}.",
+                fmt::ms(cause.ms_per_step),
+                fmt::percent(cause.share_of_step),
+                crate::view::place(cause, &scene.slices),
+                cause.remedy
+            ),
+        ));
+    }
     story.push(Paragraph::new("What could help.", format!("{}.", outcome_line(&incident.outcome))));
     story.push(Paragraph::new(
         "What utilisation says.",
