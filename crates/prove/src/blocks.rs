@@ -6,7 +6,7 @@ use evenkeel_types::hash3;
 /// Atoms of a block. A block starts at any atom (circular block bootstrap, Politis & Romano
 /// 1992); four starts per block length keep the variance of the estimate within a few percent of
 /// starting anywhere.
-pub(crate) const ATOMS_PER_BLOCK: usize = 4;
+const ATOMS_PER_BLOCK: usize = 4;
 
 /// Most blocks of a run. More make no interval better and every replicate dearer.
 const BLOCKS_MAX: usize = 2048;
@@ -49,13 +49,13 @@ pub(crate) struct BlockLength {
 }
 
 impl BlockLength {
-    /// The longest of what step times, TPOT over time and request lives ask for, in either run.
+    /// The longer of what step times and request lives ask for, in either run.
     ///
     /// TPOT is a mean over a request's life, so requests whose lives overlap are dependent even
-    /// where steps are not; and a busy spell (a full batch, a waiting queue) outlasts both.
+    /// where steps are not.
     pub(crate) fn of(samples: [&Sample; 2]) -> Self {
         let longest = |ask: fn(&Sample) -> f64| samples.iter().map(|s| ask(s)).fold(0.0, f64::max);
-        let autocorrelation_ns = longest(steps_ask_ns).max(longest(tpot_asks_ns));
+        let autocorrelation_ns = longest(steps_ask_ns);
         let life_ns = longest(typical_life_ns);
         let block_ns = autocorrelation_ns.max(life_ns).max(1.0);
         Self { block_ns, autocorrelation_ns, life_ns }
@@ -92,35 +92,6 @@ fn steps_ask_ns(sample: &Sample) -> f64 {
     let steps: Vec<f64> = sample.decode_steps_ns.iter().map(|step| step.1).collect();
     let mean = steps.iter().sum::<f64>() / steps.len().max(1) as f64;
     optimal_block(&steps) * mean
-}
-
-/// What the autocorrelation of TPOT over time asks for: means over bins of a quarter of a
-/// request's life; a bin without a request repeats the one before.
-fn tpot_asks_ns(sample: &Sample) -> f64 {
-    let span_ns = (sample.end_ns - sample.start_ns) as f64;
-    let width_ns = typical_life_ns(sample) / 4.0;
-    if width_ns < 1.0 || span_ns < width_ns {
-        return 0.0;
-    }
-    let bins = ((span_ns / width_ns) as usize).clamp(1, BLOCKS_MAX * ATOMS_PER_BLOCK);
-    let width_ns = span_ns / bins as f64;
-    let mut sums = vec![(0.0, 0.0); bins];
-    for request in &sample.requests {
-        if let Some(tpot) = request.tpot_ms {
-            let bin = request.at_ns.saturating_sub(sample.start_ns) as f64 / width_ns;
-            let sum = &mut sums[(bin as usize).min(bins - 1)];
-            *sum = (sum.0 + tpot, sum.1 + 1.0);
-        }
-    }
-    let mut last = None;
-    let series = sums.into_iter().filter_map(|(sum, count)| {
-        if count > 0.0 {
-            last = Some(sum / count);
-        }
-        last
-    });
-    let series: Vec<f64> = series.collect();
-    optimal_block(&series) * width_ns
 }
 
 /// 75th percentile of first to last token.

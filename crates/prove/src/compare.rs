@@ -1,6 +1,6 @@
 //! One metric under both maps, with its interval.
 
-use crate::blocks::{ATOMS_PER_BLOCK, BlockLength, Grid, occupied_blocks, resample};
+use crate::blocks::{BlockLength, Grid, occupied_blocks, resample};
 use crate::input::Design;
 use crate::interval::Bootstrapped;
 use crate::quantile::{Observation, PerMille, Sorted};
@@ -42,16 +42,6 @@ impl Side {
         match self {
             Self::Quantile(sorted, _) => sorted.len() as u64,
             Self::Ratio(sums) => sums.iter().map(|sum| sum.1).sum::<f64>() as u64,
-        }
-    }
-
-    /// Blocks that decide the value: its variance is known no better than from so many.
-    fn carriers(&self) -> f64 {
-        match self {
-            Self::Quantile(sorted, per_mille) => sorted
-                .quantile(*per_mille)
-                .map_or(0.0, |value| sorted.carriers(value, ATOMS_PER_BLOCK)),
-            Self::Ratio(_) => self.blocks(),
         }
     }
 
@@ -313,8 +303,7 @@ impl Statistic {
     fn outcome(self, live: f64, candidate: f64, changes: Vec<f64>, alpha: f64) -> Outcome {
         let blocks = self.live.blocks().min(self.candidate.blocks());
         let change_share = change(self.metric, live, candidate);
-        let carriers = self.live.carriers().min(self.candidate.carriers()).min(blocks);
-        let boot = Bootstrapped::new(change_share, changes, carriers, alpha);
+        let boot = Bootstrapped::new(change_share, changes, blocks, alpha);
         let higher_is_better = matches!(self.metric, Metric::Goodput | Metric::Quality);
         let harm_p = self.limit.map(|limit| {
             if higher_is_better { boot.p_not_below(limit) } else { boot.p_not_above(limit) }

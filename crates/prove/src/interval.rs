@@ -95,10 +95,10 @@ pub(crate) struct Bootstrapped {
 }
 
 impl Bootstrapped {
-    /// `blocks` is how many blocks carry the statistic (for a tail quantile: its exceedances). A
-    /// bootstrap over few blocks is too narrow twice over: it divides by B where an unbiased
-    /// variance divides by B − 1, and it knows the variance no better than a t distribution of
-    /// B − 1 degrees does. The replicates are stretched about the point by both.
+    /// `blocks` is how many blocks hold observations. A bootstrap over few blocks is too narrow
+    /// twice over: it divides by B where an unbiased variance divides by B − 1, and it knows the
+    /// variance no better than a t distribution of B − 1 degrees does. The replicates are
+    /// stretched about the point by both.
     pub(crate) fn new(point: f64, mut replicates: Vec<f64>, blocks: f64, alpha: f64) -> Self {
         let freedom = (blocks - 1.0).max(FREEDOM_MIN);
         let stretch = t_over_normal(1.0 - alpha / 2.0, freedom) * (1.0 + 1.0 / freedom).sqrt();
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn an_interval_of_nothing_but_the_point_is_the_point() {
         let none = Bootstrapped::new(0.0, vec![0.0; 200], 20.0, 0.05);
-        assert_eq!(none.interval(0.05), [0.0, 0.0]);
+        assert!(none.interval(0.05).iter().all(|end| end.abs() < 1e-12));
         assert!(none.p_not_above(-0.01) < 1e-12 && none.p_not_above(0.0) > 0.99);
     }
 

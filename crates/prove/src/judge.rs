@@ -90,6 +90,10 @@ pub(crate) fn judge_rows(input: &GateInput, rows: &mut [Outcome], alpha: f64) ->
     reasons
 }
 
+/// Fewest blocks on which harm is named. Fewer than an acceptance needs: the intervals are stretched
+/// for few blocks by their t distribution, and harm beyond even those needs no further proof.
+const HARM_BLOCKS_MIN: f64 = 3.0;
+
 fn is_gain(row: &Comparison) -> bool {
     row.metric == Metric::TpotP99 && row.slice.is_none()
 }
@@ -99,14 +103,16 @@ fn judge_gain(input: &GateInput, row: &mut Outcome) -> Reason {
     let [low, high] = row.comparison.interval;
     let change = row.comparison.change_share;
     let text = numbers(input, &row.comparison);
-    let (standing, words) = if row.blocks < f64::from(BLOCKS_MIN) {
+    let unchanged = high - low <= 0.0 && change.abs() <= 0.0;
+    let worse = low > 0.0 && row.blocks >= HARM_BLOCKS_MIN;
+    let (standing, words) = if row.blocks < f64::from(BLOCKS_MIN) && !unchanged && !worse {
         (Standing::Open, few_blocks(row.blocks))
     } else if change <= -wanted && high < 0.0 {
         (Standing::Kept, format!("a gain of {:.1} % or more is demanded and seen", wanted * 100.0))
     } else if low > -wanted || low >= 0.0 {
         let words = if low > 0.0 {
             "it is worse".to_owned()
-        } else if high - low <= 0.0 && change.abs() <= 0.0 {
+        } else if unchanged {
             "no gain: nothing changed".to_owned()
         } else {
             format!(
@@ -142,12 +148,12 @@ fn judge_harm(input: &GateInput, row: &mut Outcome, harmed: bool) -> Reason {
     let (standing, words) = if few && outcome.metric == Metric::TpotP99 {
         let words = format!("too few requests for a p99, expected {SLICE_REQUESTS_MIN}");
         (Standing::Open, words)
+    } else if harmed && row.blocks >= HARM_BLOCKS_MIN {
+        (Standing::Broken, format!("worse than the limit of {limit_text} for certain"))
     } else if row.blocks < f64::from(BLOCKS_MIN) {
         (Standing::Open, few_blocks(row.blocks))
     } else if kept {
         (Standing::Kept, format!("within the limit of {limit_text}"))
-    } else if harmed {
-        (Standing::Broken, format!("worse than the limit of {limit_text} for certain"))
     } else {
         (Standing::Open, format!("a loss beyond {limit_text} is not excluded yet"))
     };

@@ -55,19 +55,6 @@ impl Sorted {
         self.atom_weight.iter().map(|weight| *weight > 0)
     }
 
-    /// How many blocks of `width` atoms carry the weight at and above a value, as a participation
-    /// number: `(Σ w)² ÷ Σ w²` over the blocks' weights. A p99 whose exceedances all come from two
-    /// busy minutes has two, however many quiet ones there are.
-    pub(crate) fn carriers(&self, value: f64, width: usize) -> f64 {
-        let mut blocks = vec![0.0; self.atom_weight.len().div_ceil(width)];
-        for item in self.items.iter().take_while(|item| item.value >= value) {
-            blocks[item.atom as usize / width] += item.weight as f64;
-        }
-        let sum: f64 = blocks.iter().sum();
-        let squares: f64 = blocks.iter().map(|weight| weight * weight).sum();
-        if squares > 0.0 { sum * sum / squares } else { 0.0 }
-    }
-
     /// Smallest value that at least `per_mille` of the weight does not exceed (inverse of the
     /// empirical distribution function: always a value that occurred).
     pub(crate) fn quantile(&self, per_mille: PerMille) -> Option<f64> {

@@ -232,7 +232,7 @@ pub struct BlockDesign {
     pub block_ms: f64,
     /// Whole blocks in the shorter run.
     pub blocks: u32,
-    /// Block length that the autocorrelation of step times and of TPOT over time asks for, ms.
+    /// Block length that the autocorrelation of step times asks for, ms.
     pub autocorrelation_ms: f64,
     /// Life of a request (75th percentile of first to last token), ms: a block is never shorter.
     pub request_life_ms: f64,
