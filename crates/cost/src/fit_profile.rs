@@ -129,7 +129,7 @@ fn activated_experts(tables: &Tables) -> Result<FitReport, CostError> {
 pub fn fit_cpu(tables: &Tables) -> Result<Profile, CostError> {
     let rows = expert_rows(&tables.table("cpu_experts")?)?;
     let (mut entry, mut report) = fit_measured("ndarray f32", &rows, None)?;
-    "measured on two shared cores, one thread, fastest of seven".clone_into(&mut entry.basis.note);
+    "one thread, processor time, least of three".clone_into(&mut entry.basis.note);
     let (read, ops) = match &entry.model {
         ExpertModel::Tiles(model) => (model.weight_bytes_per_us, model.further_ops_per_us),
         ExpertModel::Rank { pooled, .. } => (pooled.weight_bytes_per_us, pooled.ops_per_us),

@@ -57,15 +57,15 @@ pub(crate) fn phase(text: &str) -> Result<Phase, String> {
 }
 
 /// A window of a trace in memory.
-struct Read {
+struct Recording {
     trace: Trace,
     steps: Vec<StepRecord>,
     requests: Vec<RequestRecord>,
     breaches: Vec<String>,
 }
 
-impl Read {
-    fn read(trace: Trace, window: Window) -> Result<Self, Failure> {
+impl Recording {
+    fn load(trace: Trace, window: Window) -> Result<Self, Failure> {
         let mut steps = Vec::new();
         for step in trace.steps(window).map_err(Failure::store)? {
             if steps.len() == STEPS_MAX {
@@ -112,11 +112,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> crate::fail::Verdict 
         traces::recorded_topology(&trace),
     )?;
     let progress = Progress::start(out, "read the trace", 0);
-    let now = Read::read(trace, traces::window(arguments.window.as_deref())?)?;
+    let now = Recording::load(trace, traces::window(arguments.window.as_deref())?)?;
     let baseline_window = traces::window(arguments.baseline_window.as_deref())?;
     let baseline = match (&arguments.baseline, &arguments.baseline_window) {
-        (Some(dir), _) => Some(Read::read(traces::open(dir)?, baseline_window)?),
-        (None, Some(_)) => Some(Read::read(traces::open(&arguments.trace)?, baseline_window)?),
+        (Some(dir), _) => Some(Recording::load(traces::open(dir)?, baseline_window)?),
+        (None, Some(_)) => Some(Recording::load(traces::open(&arguments.trace)?, baseline_window)?),
         (None, None) => None,
     };
     drop(progress);

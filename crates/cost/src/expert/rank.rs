@@ -46,7 +46,7 @@ pub struct RankModel {
     pub switch: Option<RateSwitch>,
     /// Exponent of the knee between reading and operations; 1 adds them.
     pub power: f64,
-    /// Rows of a tile; 1 for no rounding.
+    /// Rows of a tile; 1 for no rounding. With a switch, rounding holds after it.
     pub tile_rows: u32,
     /// Cost of a row, µs per element of `H + 1.5·I`.
     pub row_element_us: f64,
@@ -107,11 +107,12 @@ impl RankForm {
     /// tokens. Totals may be means over draws.
     #[must_use]
     pub fn totals_us(&self, slots: f64, active: f64, tiled: f64, rows: f64, tokens: f64) -> f64 {
-        let row_ops_us = match self.switch {
-            Some((switch, after)) if switch.holds(rows, slots) => after,
-            _ => self.row_ops_us,
+        let work = match self.switch {
+            Some((switch, after)) if switch.holds(rows, slots) => tiled * after,
+            Some(_) => rows * self.row_ops_us,
+            None => tiled * self.row_ops_us,
         };
-        let (read, work) = (active * self.weight_us, tiled * row_ops_us);
+        let read = active * self.weight_us;
         let (low, high) = (read.min(work), read.max(work));
         let knee = if high > 0.0 {
             high * (1.0 + (low / high).powf(self.power)).powf(1.0 / self.power)

@@ -17,8 +17,10 @@ use crate::residual::ResidualTable;
 use crate::table::Table;
 
 /// Draws made per row, and of these the ones kept by the recorded number of tokens.
-const DRAWS: u64 = 24;
+const DRAWS: u64 = 16;
 const KEPT: usize = 6;
+/// Rows of a tile of the kernel above the switch; below it no rounding shows.
+const TILE: u32 = 32;
 /// Where the kernel is seen to switch (rows on the rank, rows per slot); the training rows choose.
 const SWITCHES: [[f64; 2]; 9] = [
     [750.0, 16.0],
@@ -119,14 +121,14 @@ fn closest_draws(case: &LoadCase, slots: Option<u32>, tokens: f64) -> Vec<[f64; 
         .into_iter()
         .take(KEPT)
         .map(|(ratio, load)| {
-            let [active, tiled, rows] = totals(&load, 1);
+            let [active, tiled, rows] = totals(&load, TILE);
             [active, tiled * ratio, rows * ratio]
         })
         .collect()
 }
 
 const fn terms(switch: [f64; 2]) -> RankTerms {
-    RankTerms { tile_rows: 1, switch: Some(switch), rows: true, routing: false }
+    RankTerms { tile_rows: TILE, switch: Some(switch), rows: true, routing: false }
 }
 
 /// The candidate switch under which the training rows are predicted best.

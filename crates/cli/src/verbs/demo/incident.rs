@@ -317,13 +317,16 @@ fn plans(
     Ok((outcome, scratch))
 }
 
+/// A map to compare with the live one, and the plan that it came from.
+type Candidate = (Placed, Option<Box<Plan>>);
+
 /// What is compared with the live map: a fresh split alone, the plan, the plan from scratch.
 fn candidates(
     live: &Placed,
     loads: &StepLoads,
     outcome: &Outcome,
     scratch: Plan,
-) -> Result<Vec<(Placed, Option<Box<Plan>>)>, Failure> {
+) -> Result<Vec<Candidate>, Failure> {
     let split = SplitTable::balanced(&live.map, &loads.total()).map_err(Failure::input)?;
     let resplit = Placed { name: "live, new split".into(), map: live.map.clone(), split };
     let mut candidates = vec![(resplit, None)];
@@ -345,7 +348,7 @@ fn candidates(
 fn judge(
     scene: &Scene,
     live: &Placed,
-    candidates: Vec<(Placed, Option<Box<Plan>>)>,
+    candidates: Vec<Candidate>,
     traffic: &Traffic,
     out: &Out,
 ) -> Result<Vec<Judged>, Failure> {

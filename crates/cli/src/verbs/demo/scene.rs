@@ -27,8 +27,8 @@ pub(super) const SLOTS_PER_RANK: u16 = 5;
 const SURGE_SHARE: f64 = 0.8;
 
 /// Simulated time of each replay: the gate wants eight blocks of time at least, and a block lasts
-/// some four seconds here (slow changes in the batch's make-up).
-pub(super) const SECONDS: f64 = 64.0;
+/// as long as a typical request lives, or as steps stay correlated.
+pub(super) const SECONDS: f64 = 40.0;
 
 /// Simulated time of the recorded traces.
 pub(super) const RECORD_SECONDS: f64 = 10.0;
