@@ -7,7 +7,7 @@
 //! cargo run --release -p evenkeel-cost --example measure_cpu -- copy > cpu_memory_copy.csv
 //! ```
 //!
-//! Design of COST-MODEL section 12: activated experts × rows per expert, then skewed loads with
+//! Design of docs/calibration.md: activated experts × rows per expert, then skewed loads with
 //! their counts. Weights rotate through a pool larger than the cache. The machine may be shared,
 //! so
 //! processor time is taken, the least of the repetitions, with the spread beside it (Linux).

@@ -1,7 +1,7 @@
 //! An operator's own measurements, as one CSV, into a profile.
 //!
 //! One row per measurement, the counts written down. `tools/measure_experts.py` writes the file on
-//! the operator's GPUs; COST-MODEL section 12 is the design. Columns, in any order:
+//! the operator's GPUs; docs/calibration.md is the design. Columns, in any order:
 //!
 //! | column | meaning |
 //! |---|---|
@@ -93,7 +93,7 @@ pub fn profile_from_csv(name: &str, text: &str, base: &Profile) -> Result<Profil
     Ok(profile)
 }
 
-/// Error stated for curves of another machine (COST-MODEL section 6).
+/// Error stated for curves of another machine (docs/cost-model.md).
 const BORROWED_ERROR: f64 = 0.2;
 
 fn borrow_parts(profile: &mut Profile, borrowed: &Basis) {

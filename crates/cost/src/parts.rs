@@ -16,7 +16,7 @@ const ATTENTION_KERNEL: &str = "fa3";
 const OTHER_KERNEL: &str = "flashinfer";
 /// NCCL version of the built-in profiles.
 const NCCL: &str = "nccl-2.29.2";
-/// Error stated for what H20 borrows (COST-MODEL section 6).
+/// Error stated for what H20 borrows (docs/cost-model.md).
 const H20_ERROR: f64 = 0.2;
 
 /// The fields of a profile that this module fits.
@@ -51,7 +51,7 @@ pub fn fit_parts(tables: &Tables, device: &str) -> Result<Parts, CostError> {
 }
 
 /// Plain products: typical values of the FP8 block kernels, written down, not fitted; whole
-/// servers check them (COST-MODEL section 7).
+/// servers check them (docs/cost-model.md).
 const HOPPER_H100: DenseRates = DenseRates {
     call_us: 4.0,
     weight_bytes_per_us: 2.85e6,

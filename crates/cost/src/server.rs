@@ -83,7 +83,7 @@ pub struct ServerLoad {
     pub aggregated: bool,
 }
 
-/// How many standard deviations the largest of so many ranks lies above the mean (COST-MODEL
+/// How many standard deviations the largest of so many ranks lies above the mean (docs/cost-model.md
 /// section 2): the step waits for that rank.
 fn largest_of(ranks: f64) -> f64 {
     const KNOWN: [(f64, f64); 5] =

@@ -1,7 +1,7 @@
 //! Finds kernel switches in a table: places where more work is much cheaper.
 //!
 //! An autotuner's pick or a tile switch makes a curve drop; a formula cannot follow that, so the
-//! places are reported instead of smoothed (COST-MODEL section 10, pitfall 7).
+//! places are reported instead of smoothed (docs/cost-model.md, pitfall 7).
 
 /// A row more than this much slower than the same curve at more tokens is beyond noise: repeated
 /// runs of these tables differ by 6 % (p95 20 %).

@@ -49,7 +49,7 @@ fn exchanges_and_attention_of_h100_reach_their_targets() {
         ("collectives, h100_sxm nccl-2.29.2", 0.054, 0.04),
         ("collectives, h100_sxm nccl-2.29.2, from 256 KB", 0.050, 0.04),
         ("attention decode, h100_sxm fa3", 0.039, 0.01),
-        // The target is 4.5 %; the form of COST-MODEL reaches 4.5 on other splits.
+        // The target is 4.5 %; the form of an earlier fit reached 4.5 on other splits.
         ("attention decode, h100_sxm flashinfer", 0.051, 0.01),
         // The target is 6 %; a fifth of the unseen rows were measured on a busy host.
         ("attention prefill, h100_sxm fa3", 0.070, 0.03),

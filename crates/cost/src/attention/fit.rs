@@ -12,7 +12,7 @@ use crate::stats::ErrorStats;
 use crate::table::Table;
 use evenkeel_types::{ModelShape, Phase};
 
-/// Targets of COST-MODEL section 9, decode and prefill.
+/// Targets of docs/cost-model.md, decode and prefill.
 const TARGETS: [f64; 2] = [0.045, 0.06];
 /// Starts of the search: the forms are smooth and the first start is near.
 const STARTS: usize = 2;

@@ -8,7 +8,7 @@ use crate::report::{FitLine, FitReport};
 use crate::stats::ErrorStats;
 use crate::table::Table;
 
-/// Targets of COST-MODEL section 9, dispatch and combine.
+/// Targets of docs/cost-model.md, dispatch and combine.
 const TARGETS: [f64; 2] = [0.03, 0.04];
 /// The system whose rows over several nodes are its own: H200's are copies of them.
 pub(super) const MULTI_NODE_SYSTEM: &str = "h100_sxm";

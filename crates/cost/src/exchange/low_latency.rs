@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 /// Streaming multiprocessors of the measured GPUs: a kernel gives each expert one.
 const SMS: f64 = 132.0;
-/// Tokens over which the second network stage of a larger group fills (COST-MODEL section 4).
+/// Tokens over which the second network stage of a larger group fills (docs/cost-model.md).
 const FILL_TOKENS: f64 = 34.0;
 /// Rate of the network card per rank under the measured rows, Gb/s.
 const NIC_GBIT: f64 = 400.0;

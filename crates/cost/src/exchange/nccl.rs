@@ -1,6 +1,6 @@
 //! NCCL collectives of one node: a table per operation and number of ranks, a formula beside it.
 //!
-//! `t = [f^q + (l0 + bytes/β + s·√MB)^q]^(1/q)` where no table reaches (COST-MODEL section 4).
+//! `t = [f^q + (l0 + bytes/β + s·√MB)^q]^(1/q)` where no table reaches (docs/cost-model.md).
 
 use super::points::LogTable;
 use crate::attention::knee;

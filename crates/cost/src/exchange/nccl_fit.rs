@@ -12,7 +12,7 @@ use crate::stats::ErrorStats;
 use crate::table::Table;
 use std::collections::BTreeMap;
 
-/// Targets of COST-MODEL section 9: all sizes, and from 256 KB.
+/// Targets of docs/cost-model.md: all sizes, and from 256 KB.
 const TARGETS: [f64; 2] = [0.06, 0.05];
 const LARGE_BYTES: f64 = 256e3;
 /// Part of the logarithmic residual at a measured size that the curve follows; the rest is jitter.

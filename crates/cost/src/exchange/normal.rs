@@ -1,7 +1,7 @@
 //! DeepEP normal: rows cross to each node once and are forwarded there to each rank once.
 //!
 //! No formula over nodes and multiprocessors describes it better than 13 %, so it is a table
-//! (COST-MODEL section 4), shifted by bytes for shapes without one.
+//! (docs/cost-model.md), shifted by bytes for shapes without one.
 
 use super::points::LogTable;
 use super::{Direction, Fabric};

@@ -10,7 +10,7 @@ use crate::stats::ErrorStats;
 use crate::table::Table;
 use std::collections::BTreeMap;
 
-/// Target of COST-MODEL section 9.
+/// Target of docs/cost-model.md.
 const TARGET: f64 = 0.04;
 /// Multiprocessors for communication that a profile keeps: the rate no longer grows beyond.
 const SMS: u32 = 24;

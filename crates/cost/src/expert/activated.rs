@@ -1,6 +1,6 @@
 //! Checks the knee form on the one table that varies activated experts directly.
 //!
-//! Qwen3-30B in bf16 on an RTX PRO 6000 (COST-MODEL section 2): no profile is made for that device.
+//! Qwen3-30B in bf16 on an RTX PRO 6000 (docs/cost-model.md): no profile is made for that device.
 
 use evenkeel_types::WeightFormat;
 

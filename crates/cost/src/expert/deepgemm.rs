@@ -1,6 +1,6 @@
 //! Fits the separable form to SGLang's DeepGEMM tables (masked decode, contiguous prefill).
 //!
-//! COST-MODEL section 2. The decode form is linear; the prefill form adds a host floor. Both are
+//! docs/cost-model.md. The decode form is linear; the prefill form adds a host floor. Both are
 //! fitted robustly on logarithms with the load regenerated and the cost averaged over draws.
 
 use evenkeel_types::{Phase, WeightFormat};
@@ -19,7 +19,7 @@ use crate::table::Table;
 const DRAWS: u64 = 12;
 /// Rows of a DeepGEMM tile.
 const TILE: u32 = 128;
-/// Target of COST-MODEL section 9 for decode and for prefill, and for a decode EP size left out.
+/// Target of docs/cost-model.md for decode and for prefill, and for a decode EP size left out.
 const TARGETS: [f64; 3] = [0.045, 0.05, 0.06];
 /// Error stated for a shape other than DeepSeek-V3's (section 3).
 const SCALED_ERROR: f64 = 0.15;

@@ -1,6 +1,6 @@
 //! Fits the fused expert kernels of many models: constants per kernel, and per model within it.
 //!
-//! COST-MODEL section 2, "fused MoE kernels of many models". A curve for a measured model uses
+//! docs/cost-model.md, "fused MoE kernels of many models". A curve for a measured model uses
 //! that model's constants and residual table; another shape uses the kernel's pooled constants.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use crate::table::Table;
 
 /// Draws over which a skewed row's cost is averaged.
 const DRAWS: u64 = 4;
-/// One cell per doubling (COST-MODEL section 2: octaves of tokens).
+/// One cell per doubling (docs/cost-model.md: octaves of tokens).
 const CELLS_PER_OCTAVE: f64 = 1.0;
 
 /// A fused kernel of one engine: how its rows are marked in the table, and its tile.

@@ -1,6 +1,6 @@
 //! Fits the separable form to balanced grouped GEMM tables (H20 and H800).
 //!
-//! COST-MODEL section 2: two GEMMs per expert, no activation or quantisation kernels. On H20 a
+//! docs/cost-model.md: two GEMMs per expert, no activation or quantisation kernels. On H20 a
 //! first tile is bound by its operations, not by reading the weights; on H800 by reading.
 
 use evenkeel_types::{Phase, WeightFormat};
@@ -31,7 +31,7 @@ pub struct GroupedDevice {
 }
 
 impl GroupedDevice {
-    /// H20: 4.0 TB/s of which 86 % are reached elsewhere; targets of COST-MODEL section 9.
+    /// H20: 4.0 TB/s of which 86 % are reached elsewhere; targets of docs/cost-model.md.
     #[must_use]
     pub const fn h20(phase: Phase) -> Self {
         let (targets, tile_rows) = match phase {
@@ -205,7 +205,7 @@ pub fn fit_grouped(
         let left = errors(&out, &device.fit(phase, &rest));
         let group =
             format!("{} x {}, {} experts left out", shape.hidden, shape.width, shape.experts);
-        // COST-MODEL section 9 asks for widths from 768 on; smaller ones are reported.
+        // docs/cost-model.md asks for widths from 768 on; smaller ones are reported.
         let limit = shape_out.filter(|_| shape.width >= 768);
         report.left_out.push(FitLine::new(&curve, &group, rest.len(), &left, limit));
     }

@@ -14,7 +14,7 @@ use crate::stats::ErrorStats;
 const TILES: [u32; 7] = [1, 4, 8, 16, 32, 64, 128];
 /// Fewest rows of a phase: five parameters and a tile.
 const ROWS_MIN: usize = 15;
-/// Error of a shape that was not measured is at least this (COST-MODEL section 3).
+/// Error of a shape that was not measured is at least this (docs/cost-model.md).
 const SCALED_ERROR: f64 = 0.15;
 
 /// One measured expert layer of one rank.

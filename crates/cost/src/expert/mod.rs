@@ -2,7 +2,7 @@
 //!
 //! A rank's time is `floor + Σ_e f(m_e)`: `f(0)` is what an idle slot costs, a first tile costs
 //! what reading the weights costs (or, on H20, a tile's operations), each further tile costs
-//! operations, each row a little more (COST-MODEL sections 2 and 3).
+//! operations, each row a little more (docs/cost-model.md).
 
 mod activated;
 mod coefficients;

@@ -1,6 +1,6 @@
 //! Fits TensorRT-LLM's wide EP table: the knee form with a kernel switch, times a residual table.
 //!
-//! COST-MODEL section 2. The table records the tokens of the timed rank; of the regenerated draws
+//! docs/cost-model.md. The table records the tokens of the timed rank; of the regenerated draws
 //! those are kept whose hottest rank comes closest to it.
 
 use evenkeel_types::WeightFormat;

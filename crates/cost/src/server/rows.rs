@@ -50,7 +50,7 @@ const SPECULATIVE: &str = "source_file=2026-03-25.csv";
 /// GPUs of an aggregated server; the newest rows are labelled with 64 but hold the times of 8.
 const AGGREGATED_RANKS: u32 = 8;
 
-/// Reads and classes all rows (COST-MODEL section 7).
+/// Reads and classes all rows (docs/cost-model.md).
 ///
 /// # Errors
 /// A missing column or an unreadable cell.
