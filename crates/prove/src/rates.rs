@@ -93,7 +93,8 @@ pub struct ErrorRates {
     pub better: KindRates,
     /// Every token slower by the shift.
     pub worse: KindRates,
-    /// Accepted though nothing changed or worse.
+    /// Accepted though nothing changed. The hardest kind to refuse, so "worse" pairs are not
+    /// counted in: they would only dilute it.
     pub false_accept: Rate,
     /// Rejected though better.
     pub false_reject: Rate,
@@ -133,10 +134,7 @@ pub fn error_rates(input: &RatesInput) -> Result<ErrorRates, ProveError> {
         confidence: input.policy.gate.confidence,
         requests_mean: counts.requests as f64 / made,
         blocks_mean: counts.blocks as f64 / made,
-        false_accept: Rate::new(
-            same.accept.hits + worse.accept.hits,
-            same.accept.of + worse.accept.of,
-        ),
+        false_accept: same.accept,
         false_reject: better.reject,
         power: better.accept,
         same,
