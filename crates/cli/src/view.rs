@@ -3,7 +3,7 @@
 
 use evenkeel_cost::StepModel;
 use evenkeel_diagnose::{Cause, CauseKind, Diagnosis};
-use evenkeel_prove::{Decision, Standing, Verdict};
+use evenkeel_prove::{Decision, Metric, Reason, Standing, Verdict};
 use evenkeel_report::{
     CauseView, Comparison, CurveNote, DiagnosisView, RankSpans, StepWaterfall, Tone, fmt,
 };
@@ -40,6 +40,21 @@ pub(crate) fn slice_name(slices: &[Slice], slice: Option<evenkeel_types::SliceId
         None => "all".into(),
         Some(id) => slices.get(id.index()).map_or_else(|| id.to_string(), |s| s.tenant.clone()),
     }
+}
+
+/// What decided first, then p99 TPOT and goodput of all requests, then the rest, slices last.
+pub(crate) fn ordered(reasons: &[Reason]) -> Vec<&Reason> {
+    let mut ordered: Vec<&Reason> = reasons.iter().collect();
+    ordered.sort_by_key(|reason| {
+        let weight = match reason.metric {
+            Metric::TpotP99 => 0,
+            Metric::Goodput => 1,
+            Metric::Record => 3,
+            _ => 2,
+        };
+        (!reason.decided, reason.slice.is_some(), weight)
+    });
+    ordered
 }
 
 /// The gate's table.

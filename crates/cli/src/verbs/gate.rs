@@ -6,7 +6,7 @@ use crate::load;
 use crate::out::Out;
 use crate::progress::Progress;
 use crate::runs::{Manifest, read_run};
-use crate::view::slice_name;
+use crate::view::{ordered, slice_name};
 use clap::Args;
 use evenkeel_prove::{
     Design, GateInput, KvHeadroom, Pair, Sameness, Standing, Verdict, gate, run_from_trace,
@@ -169,7 +169,7 @@ fn measured(
 
 fn render(verdict: &Verdict, slices: &[Slice]) -> String {
     let mut lines = vec![format!("verdict: {}", verdict.label)];
-    for reason in &verdict.reasons {
+    for reason in ordered(&verdict.reasons) {
         let mark = if reason.decided { "decided" } else { "       " };
         let slice = text::safe(&slice_name(slices, reason.slice), 30);
         lines.push(format!("  {mark}  [{slice}] {}", reason.statement));

@@ -16,7 +16,7 @@ use evenkeel_sim::{
 use evenkeel_split::SplitTable;
 use evenkeel_store::TraceWriter;
 use evenkeel_trace::{Routes, TimeOrigin, TraceHeader, draw};
-use evenkeel_types::{ExpertMap, Slice};
+use evenkeel_types::{ExpertMap, Phase, Slice};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -55,16 +55,14 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Arrivals per second, from copies of the bundled Azure conversation trace; 0: as many as keep
-    /// the batch nine tenths full at --step-ms.
+    /// the batch nine tenths full on ranks that are perfectly even.
     #[arg(long, default_value_t = 0.0)]
     arrivals_per_s: f64,
-    /// Step that the default arrival rate assumes, ms.
-    #[arg(long, default_value_t = 20.0)]
-    step_ms: f64,
     /// Tenants' weights among requests, e.g. `intent=1,summary=2`; default: equal.
     #[arg(long, value_name = "TENANT=WEIGHT,…")]
     mix: Option<String>,
-    /// Draws of the model's shared parameters for the gate; 0: none.
+    /// Draws of the model's shared parameters for the gate, at least both ends of every borrowed
+    /// band; 0: none.
     #[arg(long, default_value_t = 8)]
     draws: usize,
     /// Seed of the halves, the traffic and the draws.
@@ -121,7 +119,8 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
         Half::Planning => planning,
         Half::All => routes,
     };
-    let (jobs, traffic, copies) = traffic(arguments, &setting, &chosen, &mix)?;
+    let even_us = even_step_us(&setting, &placed, arguments.sequences_per_rank);
+    let (jobs, traffic, copies) = traffic(arguments, &setting, &chosen, &mix, even_us)?;
     let scenario = Scenario {
         setting: &setting,
         routes: &chosen,
@@ -179,11 +178,28 @@ fn placed(
     Ok(placed)
 }
 
+/// A decode step of nine tenths of the batch if every slot of every rank had the same rows, µs.
+fn even_step_us(setting: &Setting, placed: &[Placed], sequences_per_rank: u32) -> f64 {
+    let per_rank = 0.9 * f64::from(sequences_per_rank);
+    let slots = placed.first().map_or(1, |one| one.map.copies_per_rank().iter().sum::<u64>());
+    let per_layer = slots as f64 / f64::from(setting.shape.moe_layers) / setting.ranks() as f64;
+    let rows = per_rank * f64::from(setting.shape.top_k) / per_layer.max(1.0);
+    let even = vec![rows.round() as u32; per_layer.round() as usize];
+    let experts_us = setting.model.experts(Phase::Decode).rank_us(&even, per_rank as u32);
+    // The fixed part leaves out what grows with rows.
+    let exchange_us = setting.exchange_us_per_row(Phase::Decode, per_rank)
+        * per_rank
+        * f64::from(setting.shape.top_k);
+    setting.fixed_us(Phase::Decode, per_rank, 1024.0)
+        + f64::from(setting.shape.moe_layers) * (experts_us + exchange_us)
+}
+
 fn traffic(
     arguments: &Arguments,
     setting: &Setting,
     routes: &Routes,
     mix: &[f64],
+    even_us: f64,
 ) -> Result<(Vec<Job>, TrafficFacts, u32), Failure> {
     let recorded = super::demo::assets::arrivals_ns()?;
     let span_s = match recorded.as_slice() {
@@ -196,7 +212,7 @@ fn traffic(
         arguments.arrivals_per_s
     } else {
         let tokens: f64 = draw::mean_output_tokens(routes, mix);
-        sequences / (tokens * arguments.step_ms * 1e-3)
+        sequences / (tokens.max(1.0) * even_us * 1e-6)
     };
     let copies = (rate / recorded_per_s).round().max(1.0) as u32;
     let until_ns = (arguments.seconds * 1e9) as u64;

@@ -4,7 +4,6 @@ use super::counter::{Counter, outcome_line};
 use super::incident::{Incident, Judged, PREFILL_GROUPS};
 use super::scene::{RANKS, SEQUENCES_PER_RANK, SLO_TPOT_MS, SLOTS_PER_RANK, Scene};
 use crate::view::{comparison_views, curve_notes, diagnosis_view, ms_or_dash, tone, waterfall};
-use evenkeel_prove::{Metric, Reason};
 use evenkeel_report::{
     CounterIncident, Distribution, Fact, HeatMap, HotExpert, MixView, Paragraph, PlanPrice,
     RankLoads, ReasonView, Report, Series, SliceShare, TimeOrigin, Tone, VerdictView, fmt,
@@ -105,28 +104,13 @@ fn verdict(scene: &Scene, incident: &Incident) -> VerdictView {
         label: verdict.label.clone(),
         tone: tone(verdict.decision),
         headline,
-        reasons: ordered(&verdict.reasons)
+        reasons: crate::view::ordered(&verdict.reasons)
             .into_iter()
             .map(|reason| {
                 ReasonView::new(crate::view::standing_tone(reason.standing), &reason.statement)
             })
             .collect(),
     }
-}
-
-/// What decided first, then p99 TPOT and goodput of all requests, then the rest, slices last.
-fn ordered(reasons: &[Reason]) -> Vec<&Reason> {
-    let mut ordered: Vec<&Reason> = reasons.iter().collect();
-    ordered.sort_by_key(|reason| {
-        let weight = match reason.metric {
-            Metric::TpotP99 => 0,
-            Metric::Goodput => 1,
-            Metric::Record => 3,
-            _ => 2,
-        };
-        (!reason.decided, reason.slice.is_some(), weight)
-    });
-    ordered
 }
 
 fn facts(incident: &Incident) -> Vec<Fact> {
