@@ -2,6 +2,7 @@
 
 use evenkeel_types::{ModelShape, Phase, WeightFormat};
 use serde::{Deserialize, Serialize};
+use serde_json::{Number, Value};
 
 use crate::attention::AttentionProfile;
 use crate::basis::{Basis, Origin};
@@ -124,12 +125,15 @@ impl Profile {
         Ok(profile)
     }
 
-    /// The profile as indented JSON with a final newline.
+    /// The profile as indented JSON with a final newline, numbers to nine significant digits:
+    /// far below any fit's error, and read back to the same value.
     ///
     /// # Errors
     /// Only where serialisation itself fails.
     pub fn to_json(&self) -> Result<String, CostError> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        let mut value = serde_json::to_value(self)?;
+        shorten(&mut value);
+        Ok(serde_json::to_string_pretty(&value)? + "\n")
     }
 
     /// The expert curve used for a model in a phase where no engine is named.
@@ -167,6 +171,20 @@ impl Profile {
             .iter()
             .find(|e| e.engine == engine && e.phase.is_none_or(|p| p == phase))
             .map(|entry| entry.curve(&ExpertShape::from(shape)))
+    }
+}
+
+fn shorten(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(shorten),
+        Value::Object(fields) => fields.values_mut().for_each(shorten),
+        Value::Number(number) if number.is_f64() => {
+            let short = number.as_f64().and_then(|x| format!("{x:.8e}").parse().ok());
+            if let Some(short) = short.and_then(Number::from_f64) {
+                *number = short;
+            }
+        }
+        _ => {}
     }
 }
 
