@@ -24,7 +24,7 @@ use std::process::ExitCode;
     version,
     about,
     after_help = "\
-The loop:  import → inspect → diagnose → plan → check → replay → gate → report
+The loop:  import → inspect → diagnose → plan → check → replay → gate
 Start with:  evenkeel demo
 Exit codes:  0 done, verdict positive; 1 negative finding; 2 bad usage or input; 3 environment"
 )]

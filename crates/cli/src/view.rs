@@ -135,7 +135,7 @@ fn cause_view(cause: &Cause, slices: &[Slice]) -> CauseView {
         kind: cause.kind.to_string(),
         ms_per_step: cause.ms_per_step,
         place: place(cause, slices),
-        evidence: cause.evidence.clone(),
+        evidence: cause.evidence.iter().map(|line| line.replace('`', "")).collect(),
         remedy: cause.remedy.clone(),
     }
 }

@@ -100,7 +100,8 @@ fn text(checked: &Checked) -> String {
         "map version {map_version}, digest {digest}: {layers} layers x {ranks} ranks, {experts} experts\n"
     );
     if checked.statements.is_empty() {
-        text += "keeps laws 2 and 3";
+        text +=
+            "keeps the laws: every expert lives (2), no rank holds one twice, copies are equal (3)";
         text += if checked.memory_checked {
             ", and memory holds with the KV floor\n"
         } else {

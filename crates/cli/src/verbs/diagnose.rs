@@ -181,7 +181,7 @@ fn render(diagnosis: &Diagnosis, slices: &[Slice]) -> String {
         }
     }
     lines.push(format!(
-        "bound: no map saves more than {} of the step ({})",
+        "bound: no map saves more than {} of the step in expert time ({})",
         fmt::percent(diagnosis.map_bound.share_of_step),
         diagnosis.map_bound.how
     ));

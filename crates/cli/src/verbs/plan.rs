@@ -5,9 +5,10 @@ use crate::fail::{Failure, Finding, Verdict};
 use crate::out::{Out, write_file};
 use crate::progress::Progress;
 use crate::setting::{MachineArguments, Setting};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use evenkeel_plan::{Outcome, Plan, Reason, plan, plan_from_scratch};
 use evenkeel_report::{fmt, text};
+use evenkeel_split::SplitTable;
 use evenkeel_store::Table;
 use evenkeel_trace::draw;
 use evenkeel_types::{ExpertMap, Phase};
@@ -27,6 +28,13 @@ pub(crate) struct Arguments {
     /// Map that is live; default: the trace's last; else the contiguous one.
     #[arg(long, value_name = "MAP")]
     map: Option<PathBuf>,
+    /// Write the map that counts as live here, e.g. the contiguous one where none was given.
+    #[arg(long, value_name = "MAP")]
+    live_out: Option<PathBuf>,
+    /// How the live map's copies share an expert's tokens now: evenly, as engines without a split
+    /// table do, or by a table that is up to date.
+    #[arg(long, value_enum, default_value = "even")]
+    live_split: LiveSplit,
     /// Write the planned map here.
     #[arg(long, value_name = "MAP")]
     out: Option<PathBuf>,
@@ -61,9 +69,17 @@ pub(crate) struct Arguments {
     machine: MachineArguments,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum LiveSplit {
+    Even,
+    Fresh,
+}
+
 #[derive(Serialize)]
 struct Answer<'a> {
     loads_from: &'static str,
+    live_split: LiveSplit,
     steps: usize,
     outcome: &'a Outcome,
     written: Option<&'a Path>,
@@ -83,13 +99,18 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
         None => contiguous(&setting)?,
     };
     setting.admit(&live, "live map")?;
+    if let Some(path) = &arguments.live_out {
+        write_file(path, live.to_json().map_err(Failure::environment)?.as_bytes())?;
+    }
     let (loads, loads_from) = loads(arguments, &trace, &setting)?;
     let progress = Progress::start(out, "plan", 0);
     let per_rank = loads.steps.iter().map(|step| f64::from(step.tokens)).sum::<f64>()
         / loads.steps.len().max(1) as f64
         / setting.ranks() as f64;
     let fixed_us = setting.fixed_us(arguments.phase, per_rank, 1024.0);
-    let question = setting.question(&live, None, &loads, fixed_us, arguments.seed);
+    let even = SplitTable::even(&live).map_err(Failure::input)?;
+    let split = (arguments.live_split == LiveSplit::Even).then_some(&even);
+    let question = setting.question(&live, split, &loads, fixed_us, arguments.seed);
     let outcome = if arguments.from_scratch {
         Outcome::Plan(Box::new(plan_from_scratch(question).map_err(Failure::input)?))
     } else {
@@ -106,7 +127,9 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
         }
         _ => None,
     };
-    let answer = Answer { loads_from, steps: loads.steps.len(), outcome: &outcome, written };
+    let live_split = arguments.live_split;
+    let answer =
+        Answer { loads_from, live_split, steps: loads.steps.len(), outcome: &outcome, written };
     out.present(&answer, || render(&answer))?;
     Ok(Finding::from_good(matches!(outcome, Outcome::Plan(_))))
 }
@@ -159,6 +182,10 @@ fn loads(
         return Ok((loads, "recorded steps"));
     }
     let routes = traces::routes(trace, &arguments.trace)?;
+    if arguments.window.is_some() {
+        return Err(Failure::input("--window: the trace has no recorded steps to choose from")
+            .hint("batches are drawn from all recorded requests; leave --window out"));
+    }
     let mix = traces::mix(arguments.mix.as_deref(), trace)?;
     let (ranks, steps, seed) = (setting.ranks(), arguments.steps, arguments.seed);
     let drawn = match arguments.phase {
@@ -175,7 +202,14 @@ fn loads(
 }
 
 fn render(answer: &Answer<'_>) -> String {
-    let mut lines = vec![format!("planned on {} steps ({})", answer.steps, answer.loads_from)];
+    let split = match answer.live_split {
+        LiveSplit::Even => "evenly",
+        LiveSplit::Fresh => "by an up-to-date table",
+    };
+    let mut lines = vec![format!(
+        "planned on {} steps ({}); the live map's copies share tokens {split}",
+        answer.steps, answer.loads_from
+    )];
     match answer.outcome {
         Outcome::Plan(plan) => lines.extend(plan_lines(plan)),
         Outcome::DoNothing(nothing) => {

@@ -222,7 +222,7 @@ pub(super) fn method(report: &Report) -> String {
         .collect();
     if !rows.is_empty() {
         out.push_str("<h3>Cost curves</h3>\n");
-        let heads = ["curve", "origin", "error on rows not seen", "support"];
+        let heads = ["curve", "origin", "stated error", "support"];
         out.push_str(&table(Width::Full, "cost curves", &heads, &rows));
     }
     if !report.assumptions.is_empty() {

@@ -171,7 +171,8 @@ impl<'a> Decided<'a> {
             ));
         }
         lines.push(format!(
-            "bound: no map saves more than {} of the step (record), {} (planner)",
+            "bound: no map saves more than {} of the step in expert time (record), {} in expert time \
+             and exchange (planner)",
             fmt::percent(diagnosis.map_bound.share_of_step),
             fmt::percent(super::incident::bound_share(self.outcome))
         ));
@@ -198,7 +199,7 @@ impl<'a> Decided<'a> {
                 ms_or_dash(overall.tpot_ms.map(|spread| spread.p50)),
                 ms_or_dash(overall.tpot_ms.map(|spread| spread.p99)),
                 ms_or_dash(overall.itl_ms.map(|spread| spread.p99)),
-                overall.goodput_share.map_or("–".into(), fmt::percent),
+                super::view::goodput_of(one).map_or("–".into(), |both| fmt::percent(both.1)),
                 one.verdict.as_ref().map_or("(live)".into(), |verdict| verdict.label.clone()),
             ]);
         }

@@ -38,8 +38,9 @@ pub(crate) struct Arguments {
 const MARK: &str = ".made-by-evenkeel-demo";
 
 pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
-    prepare(&arguments.out)?;
-    let recorded = assets::recorded(&arguments.out.join("recorded"))?;
+    // Everything that can be refused is looked at before an earlier demonstration is replaced.
+    let probe = tempfile::tempdir().map_err(|error| Failure::io("temporary folder", &error))?;
+    let recorded = assets::recorded(&probe.path().join("recorded"))?;
     let scene = Scene::new(
         recorded.shape,
         recorded.slices,
@@ -48,6 +49,8 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
         &arguments.surge,
         arguments.seed,
     )?;
+    prepare(&arguments.out)?;
+    assets::recorded(&arguments.out.join("recorded"))?;
     let incident = incident::run(&scene, &arguments.out, out)?;
     let counters = counter::run(&scene, &arguments.out.join("counter"), out)?;
     let decided = Decided::of(&scene, &incident, &counters);

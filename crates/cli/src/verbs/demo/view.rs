@@ -4,6 +4,7 @@ use super::counter::{Counter, outcome_line};
 use super::incident::{Incident, Judged, PREFILL_GROUPS};
 use super::scene::{RANKS, SEQUENCES_PER_RANK, SLO_TPOT_MS, SLOTS_PER_RANK, Scene};
 use crate::view::{comparison_views, curve_notes, diagnosis_view, ms_or_dash, tone, waterfall};
+use evenkeel_prove::Metric;
 use evenkeel_report::{
     CounterIncident, Distribution, Fact, HeatMap, HotExpert, MixView, Paragraph, PlanPrice,
     RankLoads, ReasonView, Report, Series, SliceShare, TimeOrigin, Tone, VerdictView, fmt,
@@ -15,7 +16,7 @@ use evenkeel_types::{LayerId, Phase};
 pub(super) fn report(scene: &Scene, incident: &Incident, counters: &[Counter]) -> Report {
     let shape = &scene.setting.shape;
     Report {
-        title: format!("{} surges: does moving experts help?", scene.surging()),
+        title: format!("A surge of {}: does moving experts help?", scene.surging()),
         subtitle: format!(
             "{}, expert parallelism over {RANKS} ranks of H20 (modelled), at most \
              {SEQUENCES_PER_RANK} decoding sequences per rank, {SLOTS_PER_RANK} expert slots per rank \
@@ -86,13 +87,22 @@ fn verdict(scene: &Scene, incident: &Incident) -> VerdictView {
     let Some(one) = shown(incident) else { return VerdictView::default() };
     let Some(verdict) = &one.verdict else { return VerdictView::default() };
     let bytes = one.plan.as_ref().map_or(0.0, |plan| plan.price.bytes as f64);
-    let headline = match (incident.chosen, live, p99_ms(one)) {
-        (Some(_), Some(live), Some(p99)) => format!(
-            "Map `{}` brings p99 TPOT (request-weighted) of the surge from {} to {} and moves {}.",
-            one.placed.name,
+    let split = incident.judged.get(1).and_then(p99_ms);
+    let headline = match (incident.chosen, live, split, p99_ms(one)) {
+        (Some(_), Some(live), Some(split), Some(p99)) if one.plan.is_some() => format!(
+            "p99 TPOT (request-weighted) of the surge: {} on the live map, {} with a new split that \
+             moves nothing, {} with the map {}, which moves {}.",
             fmt::ms(live),
+            fmt::ms(split),
             fmt::ms(p99),
+            one.placed.name,
             fmt::bytes(bytes)
+        ),
+        (Some(_), Some(live), _, Some(p99)) => format!(
+            "A new split alone brings p99 TPOT (request-weighted) of the surge from {} to {}; no \
+             weights move.",
+            fmt::ms(live),
+            fmt::ms(p99)
         ),
         _ => format!(
             "No candidate is accepted while {} has four fifths of the decoded tokens; the live map \
@@ -113,26 +123,36 @@ fn verdict(scene: &Scene, incident: &Incident) -> VerdictView {
     }
 }
 
+/// Goodput of the live map and of a candidate, over the requests due under either, as the gate
+/// counts it.
+pub(super) fn goodput_of(one: &Judged) -> Option<(f64, f64)> {
+    let rows = &one.verdict.as_ref()?.metrics;
+    let row = rows.iter().find(|row| row.metric == Metric::Goodput && row.slice.is_none())?;
+    Some((row.live, row.candidate))
+}
+
 fn facts(incident: &Incident) -> Vec<Fact> {
     let live = incident.judged.first();
     let chosen = shown(incident);
     let p99 = |one: Option<&Judged>| ms_or_dash(one.and_then(p99_ms));
-    let goodput = |one: Option<&Judged>| {
-        let share = one.and_then(|one| one.metrics.overall.goodput_share);
-        share.map_or_else(|| "–".to_owned(), fmt::percent)
-    };
+    let goodput = chosen.and_then(goodput_of);
+    let share = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), fmt::percent);
     let before = incident.before.metrics.overall.tpot_ms.map(|spread| spread.p99);
     let mut facts = vec![
         Fact::time("p99 TPOT before the shift", ms_or_dash(before), "request-weighted, live map"),
         Fact::time("p99 TPOT in the surge", p99(chosen), "request-weighted, held-out requests")
             .instead_of(p99(live)),
         Fact::time("SLO", fmt::ms(SLO_TPOT_MS), "TPOT, every request"),
-        Fact::time("goodput", goodput(chosen), "share of requests within the SLO")
-            .instead_of(goodput(live)),
+        Fact::time(
+            "goodput",
+            share(goodput.map(|both| both.1)),
+            "share of due requests within the SLO",
+        )
+        .instead_of(share(goodput.map(|both| both.0))),
         Fact::new(
             "bound",
             fmt::percent(bound_share(incident)),
-            "of the step: no map with these slots saves more",
+            "of the step, experts and exchange, on the planning window: no map with these slots saves more",
         ),
     ];
     if let Some(plan) = chosen.and_then(|one| one.plan.as_ref()) {
@@ -198,6 +218,20 @@ fn story(scene: &Scene, incident: &Incident) -> Vec<Paragraph> {
         ));
     }
     story.push(Paragraph::new("What could help.", format!("{}.", outcome_line(&incident.outcome))));
+    if let Some((one, plan)) = shown(incident).and_then(|one| Some((one, one.plan.as_ref()?))) {
+        let live = incident.judged.first().and_then(p99_ms);
+        if let (Some(live), Some(p99)) = (live, p99_ms(one)) {
+            story.push(Paragraph::new(
+                "Predicted and replayed.",
+                format!(
+                    "The planner expected {} of its own window's step; on requests that it had not \
+                     seen p99 TPOT changed by {}. A plan's opinion of itself is not evidence.",
+                    fmt::change(-plan.predicted.gain_share),
+                    fmt::change(p99 / live - 1.0)
+                ),
+            ));
+        }
+    }
     story.push(Paragraph::new(
         "What utilisation says.",
         format!("It looks harmless and says nothing: {}.", diagnosis.utilisation.why),
@@ -336,7 +370,7 @@ fn rank_loads(scene: &Scene, one: &Judged) -> RankLoads {
     let steps = totals.steps[Phase::Decode.index()].max(1) as f32;
     RankLoads {
         title: one.placed.name.clone(),
-        unit: "rows per decode step".into(),
+        unit: "rows per step".into(),
         first_layer: 0,
         values: totals.rank_rows[Phase::Decode.index()]
             .chunks(scene.setting.ranks())
@@ -442,6 +476,11 @@ fn assumptions(scene: &Scene, incident: &Incident) -> Vec<String> {
         ),
         "Prefill and decode run on separate groups; a place in the decode group is reserved before \
          a request's prefill begins.".into(),
+        format!(
+            "The SLO of {} was chosen between the p99 TPOT before the shift and in it; requests differ \
+             little, so goodput flips between none and nearly all.",
+            fmt::ms(SLO_TPOT_MS)
+        ),
         "Mean utilisation is shown because people ask for it; it decides nothing.".into(),
     ]
 }
