@@ -211,8 +211,11 @@ impl Setting {
 /// A topology file, or the shorthand `PROFILE:RANKS`.
 pub(crate) fn topology(request: &str) -> Result<Topology, Failure> {
     if let Some((profile, ranks)) = request.split_once(':')
-        && let Ok(ranks) = ranks.parse::<u16>()
+        && let Ok(ranks) = ranks.parse::<u64>()
     {
+        let ranks = u16::try_from(ranks).map_err(|_| {
+            Failure::input(format!("topology `{request}`: expected at most 4096 ranks"))
+        })?;
         let topology = Topology::uniform(profile, ranks, load::hbm_bytes(profile)?);
         topology.validate().map_err(|error| Failure::input(error).context(request))?;
         return Ok(topology);

@@ -106,6 +106,9 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
     if !(arguments.seconds.is_finite() && arguments.seconds > 0.0) {
         return Err(Failure::input("--seconds: expected a positive number"));
     }
+    if !(arguments.arrivals_per_s.is_finite() && arguments.arrivals_per_s >= 0.0) {
+        return Err(Failure::input("--arrivals-per-s: expected a number of 0 or more"));
+    }
     let trace = traces::open(&arguments.trace)?;
     let routes = traces::routes(&trace, &arguments.trace)?;
     let recorded = traces::recorded_topology(&trace);

@@ -42,6 +42,7 @@ pub(crate) fn window(text: Option<&str>) -> Result<Window, Failure> {
         Failure::input(format!("--window `{text}`: expected FROM..TO in steps or seconds"))
             .hint("e.g. `100..200` or `1.5s..3s`")
     };
+    let empty = || Failure::input(format!("--window `{text}`: ends before it begins"));
     let (from, to) = text.split_once("..").ok_or_else(bad)?;
     if from.ends_with('s') || to.ends_with('s') {
         let ns = |side: &str, absent: u64| match side.strip_suffix('s').unwrap_or(side) {
@@ -51,12 +52,14 @@ pub(crate) fn window(text: Option<&str>) -> Result<Window, Failure> {
                 _ => Err(bad()),
             },
         };
-        return Ok(Window::Time { from_ns: ns(from, 0)?, to_ns: ns(to, u64::MAX)? });
+        let (from_ns, to_ns) = (ns(from, 0)?, ns(to, u64::MAX)?);
+        return if from_ns < to_ns { Ok(Window::Time { from_ns, to_ns }) } else { Err(empty()) };
     }
     let step = |side: &str, absent: u64| {
         if side.is_empty() { Ok(absent) } else { side.parse().map_err(|_| bad()) }
     };
-    Ok(Window::Steps { from: step(from, 0)?, to: step(to, u64::MAX)? })
+    let (from, to) = (step(from, 0)?, step(to, u64::MAX)?);
+    if from < to { Ok(Window::Steps { from, to }) } else { Err(empty()) }
 }
 
 /// Reads `tenant=weight,tenant=weight` into weights by slice; equal weights where absent.
@@ -94,7 +97,7 @@ mod tests {
         assert_eq!(window(Some("3..9")).unwrap(), Window::Steps { from: 3, to: 9 });
         let time = Window::Time { from_ns: 1_500_000_000, to_ns: u64::MAX };
         assert_eq!(window(Some("1.5s..")).unwrap(), time);
-        for bad in ["3", "a..b", "-1s..2s", "NaNs..1s"] {
+        for bad in ["3", "a..b", "-1s..2s", "NaNs..1s", "5..2", "3s..3s"] {
             assert!(window(Some(bad)).is_err(), "{bad}");
         }
     }
