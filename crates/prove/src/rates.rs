@@ -8,12 +8,23 @@ use crate::interval::wilson;
 use crate::sample::{Request, Sample};
 use crate::verdict::{Decision, Metric, Verdict};
 use evenkeel_sim::{Run, RunTotals};
-use evenkeel_types::{Policy, Slice, hash3, unit_f64};
+use evenkeel_types::{Policy, Slice, hash2, hash3, unit_f64};
 use serde::{Deserialize, Serialize};
 
 /// Blocks of the gate that stay together in a made pair: dependence longer than the gate's own
 /// block must be in the data, else the gate would be tested on what it assumes.
 const SEGMENT_BLOCKS: f64 = 3.0;
+
+/// Fewest segments of a made run: with fewer the gate only ever asks for more blocks, and a rate of
+/// nothing but that says nothing.
+const SEGMENTS_MIN: usize = 8;
+
+/// Requests of a made run above which jobs are thinned by a hash of their number. Blocks of time
+/// carry the evidence; a hundred thousand requests in the same blocks add cost, not information.
+const REQUESTS_MAX: usize = 6000;
+
+/// Seed of the thinning.
+const THINNING: u64 = 0x7413;
 
 /// What is counted on.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +119,8 @@ pub struct ErrorRates {
 /// replacement by the seed. Paired: both sides use the same segments; which of the two replays is
 /// called live is a coin per segment, after the candidate's times were scaled to the live p99, so
 /// that nothing but chance is between them. Independent: each side draws its own segments from
-/// the live replays. Then every token time of the candidate is scaled by 1, 1 − shift, 1 + shift.
+/// the live replays. A made run is as long as its replays, at least eight segments; where that
+/// would hold more than 6,000 requests, jobs are thinned. Then every token time of the candidate is scaled by 1, 1 − shift, 1 + shift.
 ///
 /// # Errors
 /// A replay that contradicts itself; no replay; a shift that is not within (0, 1).
@@ -167,12 +179,13 @@ struct Part {
 
 impl World {
     fn of(pair: &Pair, input: &RatesInput) -> Result<Self, ProveError> {
-        let live = Sample::of(pair.live, input.slices, input.policy)?;
+        let mut live = Sample::of(pair.live, input.slices, input.policy)?;
         let mut candidate = Sample::of(pair.candidate, input.slices, input.policy)?;
         if let Some(change) = crate::gate::p99_change(Design::Paired, &live, &candidate) {
             scale(&mut candidate, 1.0 / (1.0 + change));
         }
         let length = BlockLength::of([&live, &candidate]);
+        thin(&mut live, &mut candidate, &length);
         let segment_ns = (length.block_ns * SEGMENT_BLOCKS).max(1.0) as u64;
         let span = (live.end_ns - live.start_ns).max(1);
         // At least one segment; the last, incomplete one joins the one before.
@@ -201,6 +214,17 @@ impl World {
             }
         }
         Ok(Self { segment_ns: span / segments as u64, sides: [live, candidate], parts })
+    }
+}
+
+/// Keeps so many jobs, the same in both replays, that a made run stays within [`REQUESTS_MAX`].
+fn thin(live: &mut Sample, candidate: &mut Sample, length: &BlockLength) {
+    let blocks = (live.end_ns - live.start_ns) as f64 / length.block_ns;
+    let times = (SEGMENTS_MIN as f64 * SEGMENT_BLOCKS / blocks.max(1.0)).max(1.0);
+    let made = (live.requests.len() as f64 * times) as usize;
+    let every = made.div_ceil(REQUESTS_MAX).max(1) as u64;
+    for sample in [live, candidate] {
+        sample.requests.retain(|request| hash2(THINNING, request.job).is_multiple_of(every));
     }
 }
 
@@ -283,6 +307,7 @@ fn segment_start(sample: &Sample, world: &World, segment: usize) -> u64 {
 fn kind(input: &RatesInput, worlds: &[World], shift: f64, counts: &mut Counts) -> KindRates {
     let bare = bare_run();
     let length = worlds.iter().map(|world| world.parts[0].len()).max().unwrap_or(1);
+    let length = length.max(SEGMENTS_MIN);
     let mut hits = [0_u64; 4];
     let mut width = 0.0;
     for number in 0..u64::from(input.pairs) {

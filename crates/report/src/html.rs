@@ -134,7 +134,8 @@ fn sections(report: &Report) -> Vec<Section> {
             "The comparisons that decided",
             &format!(
                 "Both maps replay the same held-out requests. The bar is the interval of the \
-                 change, the dashed line the limit that it must not cross. {times}"
+                 change, each metric on a scale of its own; the dashed line is the limit that it \
+                 must not cross. {times}"
             ),
             plans::comparisons(report),
         ),

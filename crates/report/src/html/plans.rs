@@ -85,17 +85,29 @@ fn price(p: &PlanPrice, bytes: f64, change: f64) -> Row {
 }
 
 pub(super) fn comparisons(report: &Report) -> String {
-    // Limits do not stretch the scale: one far off would squeeze every interval.
-    let reach = report.comparisons.iter().flat_map(|c| {
-        let (low, high) = c.interval.unwrap_or((c.change, c.change));
-        [c.change, low, high]
-    });
-    let reach = reach.filter(|v| v.is_finite()).map(f64::abs).fold(0.0, f64::max);
+    // One scale per metric: a goodput that doubles would squeeze every latency to a dot. Limits do
+    // not stretch it, for one far off would do the same.
+    let reach = |metric: &str| {
+        let of_metric = report.comparisons.iter().filter(|c| c.metric == metric);
+        let values = of_metric.flat_map(|c| {
+            let (low, high) = c.interval.unwrap_or((c.change, c.change));
+            [c.change, low, high]
+        });
+        values.filter(|v| v.is_finite()).map(f64::abs).fold(0.0, f64::max)
+    };
     let rows: Vec<Row> =
-        report.comparisons.iter().map(|c| comparison(c, reach, report.origin)).collect();
-    let axis = format!("−{0} … +{0}", fmt::percent(reach));
-    let heads =
-        ["metric", "slice", "live", "candidate", "change", "interval", &axis, "limit", "result"];
+        report.comparisons.iter().map(|c| comparison(c, reach(&c.metric), report.origin)).collect();
+    let heads = [
+        "metric",
+        "slice",
+        "live",
+        "candidate",
+        "change",
+        "interval",
+        "lower | higher",
+        "limit",
+        "result",
+    ];
     table(Width::Full, "comparisons", &heads, &rows)
 }
 

@@ -403,7 +403,7 @@ fn verdict(
     gate(&input).map_err(Failure::input)
 }
 
-/// The held-out surge on the live map and on the plan, short: what the gate is benched on.
+/// The held-out surge on the live map and on a plan: what the gate is benched on.
 pub(super) fn two_replays(scene: &Scene, out: &Out) -> Result<(Run, Run), Failure> {
     let new = scene.new_mix();
     let live = live_map(scene, out)?;
@@ -415,7 +415,7 @@ pub(super) fn two_replays(scene: &Scene, out: &Out) -> Result<(Run, Run), Failur
     let placed = Placed { name: "from scratch".into(), map: plan.map, split: plan.split };
     let healthy = Faults::default();
     let scenario =
-        Scenario { routes: &scene.judging, ..scene.scenario(&traffic, &healthy, DRAW_SECONDS) };
+        Scenario { routes: &scene.judging, ..scene.scenario(&traffic, &healthy, SECONDS) };
     let mut runs = scenario.replay_all(&[&live, &placed], out)?.into_iter();
     let missing = || Failure::environment("a replay is missing");
     Ok((runs.next().ok_or_else(missing)?, runs.next().ok_or_else(missing)?))

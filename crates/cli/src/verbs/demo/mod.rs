@@ -59,6 +59,10 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
     Ok(Finding::from_good(incident.chosen.is_some()))
 }
 
+/// Batch of the gate's bench: thousands of requests per run, so that thousands of verdicts take
+/// minutes.
+const BENCH_SEQUENCES_PER_RANK: u32 = 8;
+
 /// The gate's error rates, paired and independent, on replays of this stage under four seeds.
 pub(crate) fn gate_error_rates(
     pairs: u32,
@@ -74,6 +78,7 @@ pub(crate) fn gate_error_rates(
         let (shape, slices) = (recorded.shape.clone(), recorded.slices.clone());
         let scene =
             Scene::new(shape, slices, &recorded.routes, arrivals.clone(), "translation", seed)?;
+        let scene = scene.on(scene.setting.clone(), BENCH_SEQUENCES_PER_RANK);
         runs.push(incident::two_replays(&scene, out)?);
         policy = Some(scene.setting.policy);
     }
