@@ -185,6 +185,7 @@ impl World {
             scale(&mut candidate, 1.0 / (1.0 + change));
         }
         let length = BlockLength::of([&live, &candidate]);
+        keep_ended(&mut live, &mut candidate);
         thin(&mut live, &mut candidate, &length);
         let segment_ns = (length.block_ns * SEGMENT_BLOCKS).max(1.0) as u64;
         let span = (live.end_ns - live.start_ns).max(1);
@@ -215,6 +216,14 @@ impl World {
         }
         Ok(Self { segment_ns: span / segments as u64, sides: [live, candidate], parts })
     }
+}
+
+/// Leaves out jobs that did not end in both replays: the end of the record cut them off, in the
+/// slower replay more of them, and swapping sides would read that as goodput lost.
+fn keep_ended(live: &mut Sample, candidate: &mut Sample) {
+    candidate.requests.retain(|request| request.finished);
+    live.requests.retain(|request| request.finished && candidate.find(request.job).is_some());
+    candidate.requests.retain(|request| live.find(request.job).is_some());
 }
 
 /// Keeps so many jobs, the same in both replays, that a made run stays within [`REQUESTS_MAX`].
