@@ -82,6 +82,11 @@ impl Failure {
         }
     }
 
+    /// What went wrong, without the hint.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Prints the failure and gives its exit code.
     pub(crate) fn report(&self) -> ExitCode {
         if self.kind == Kind::BrokenPipe {

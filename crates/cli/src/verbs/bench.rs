@@ -1,16 +1,19 @@
 //! `bench`: what the tool itself can and cannot do, measured here and now.
 
+mod plan_peers;
+
 use crate::fail::{Failure, Finding, Verdict};
 use crate::out::Out;
 use clap::{Args, Subcommand};
 use evenkeel_prove::{ErrorRates, KindRates, Rate};
 use evenkeel_report::{fmt, text};
 
-/// Measure the tool itself: the gate's error rates.
+/// Measure the tool itself: the gate's error rates, the planner beside its peers.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  evenkeel bench gate --pairs 1000 --seed 1")]
+  evenkeel bench gate --pairs 1000 --seed 1
+  evenkeel bench plan-peers --only rows")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -28,10 +31,19 @@ enum What {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// The planner's and the splitter's figures beside their targets, and other planners on the
+    /// same problems.
+    PlanPeers(plan_peers::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
-    let What::Gate { pairs, seed } = arguments.what;
+    match &arguments.what {
+        What::Gate { pairs, seed } => gate(*pairs, *seed, out),
+        What::PlanPeers(arguments) => plan_peers::run(arguments, out),
+    }
+}
+
+fn gate(pairs: u32, seed: u64, out: &mut Out) -> Verdict {
     if pairs == 0 {
         return Err(Failure::input("--pairs: expected at least 1"));
     }
