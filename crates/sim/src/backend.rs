@@ -1,6 +1,7 @@
 //! What a step is, and who says what it costs.
 
 use crate::SimError;
+use crate::machine::Tables;
 use evenkeel_trace::{LayerCell, LinkRow, RoutingRow};
 use evenkeel_types::Phase;
 
@@ -36,6 +37,7 @@ pub struct StepBatch<'a> {
     pub wants_layers: bool,
     /// The cost shall carry `routing` and `links`.
     pub wants_routing: bool,
+    pub(crate) tables: Tables<'a>,
 }
 
 impl<'a> StepBatch<'a> {
@@ -44,6 +46,13 @@ impl<'a> StepBatch<'a> {
     pub fn rank(&self, rank: usize) -> &'a [Entry] {
         let start = if rank == 0 { 0 } else { self.rank_ends[rank - 1] };
         &self.entries[start..self.rank_ends[rank]]
+    }
+
+    /// The KV blocks of an entry's sequence, in the order of its tokens; `entry` counts over all
+    /// ranks.
+    #[must_use]
+    pub fn blocks(&self, entry: usize) -> &'a [u32] {
+        self.tables.of_entry(entry)
     }
 
     /// Tokens over all ranks.

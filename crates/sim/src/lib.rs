@@ -32,6 +32,7 @@
 //! **Invariants.** The only place where batching, KV blocks, dispatch and combine exist. No clock:
 //! `now` is a state of the machine. Same jobs, configuration and seed: the same bytes out.
 
+mod admission;
 mod arrivals;
 mod backend;
 mod config;
@@ -46,6 +47,7 @@ mod simulate;
 mod sink;
 mod traffic;
 
+pub use admission::Admission;
 pub use arrivals::superpose;
 pub use backend::{Backend, Constant, Entry, Group, StepBatch, StepCost};
 pub use config::{GroupConfig, Limits, Progress, Role};

@@ -6,28 +6,33 @@
 use crate::backend::Entry;
 use crate::outcome::Outcomes;
 use crate::ranks::{RankState, Sequence};
-use crate::{GroupConfig, Job, Role, SimError, StepBatch};
-use evenkeel_trace::{RankCell, Routes};
+use crate::{Admission, GroupConfig, Role, SimError, StepBatch};
+use evenkeel_trace::RankCell;
 use evenkeel_types::Phase;
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The job with this index in the job list arrived.
-    Arrival(usize),
+    /// A request arrived. [`Admission::check`] must have passed it.
+    Arrival(Admission),
+    /// The entry with this index in the batch under way has produced its sequence's last token.
+    Stop(usize),
+    /// Nobody waits for this job any more. Its blocks are free at once, or at the end of the step
+    /// that holds it.
+    Cancel(u64),
     /// The step that [`Machine::ready`] gave out has ended.
     StepEnd,
 }
 
 /// A group's queues, batches and KV blocks.
 ///
-/// **Invariants.** A step has one phase. A sequence stays on its rank. KV blocks held and free add
-/// up to the configured number. No request produces more tokens than were recorded.
-pub struct Machine<'a> {
-    config: &'a GroupConfig,
-    jobs: &'a [Job],
-    routes: &'a Routes,
+/// **Invariants.** A step has one phase. A sequence stays on its rank. A KV block is free or held by
+/// one sequence. No request produces more tokens than its admission allows.
+pub struct Machine {
+    config: GroupConfig,
+    /// Sequences by place; the places of those that left are in `vacant`.
     sequences: Vec<Sequence>,
+    vacant: Vec<usize>,
     ranks: Vec<RankState>,
     outcomes: Outcomes,
     prefills_in_row: u32,
@@ -39,29 +44,20 @@ pub struct Machine<'a> {
     rank_ends: Vec<usize>,
 }
 
-impl<'a> Machine<'a> {
+impl Machine {
     /// An idle group of `ranks` ranks.
     ///
     /// # Errors
-    /// A configuration out of range, or a job that this group cannot serve.
-    pub fn new(
-        config: &'a GroupConfig,
-        ranks: usize,
-        routes: &'a Routes,
-        jobs: &'a [Job],
-    ) -> Result<Self, SimError> {
+    /// A configuration out of range.
+    pub fn new(config: &GroupConfig, ranks: usize) -> Result<Self, SimError> {
         config.validate()?;
         if ranks == 0 {
             return Err(SimError::range("group: ranks", 0, "at least 1"));
         }
-        for job in jobs {
-            check_job(config, routes, job)?;
-        }
         Ok(Self {
-            config,
-            jobs,
-            routes,
+            config: *config,
             sequences: Vec::new(),
+            vacant: Vec::new(),
             ranks: vec![RankState::new(config); ranks],
             outcomes: Outcomes::default(),
             prefills_in_row: 0,
@@ -77,44 +73,80 @@ impl<'a> Machine<'a> {
     /// Takes an event.
     pub fn on(&mut self, event: Event, now_ns: u64) {
         match event {
-            Event::Arrival(index) => self.arrive(index, now_ns),
+            Event::Arrival(request) => self.arrive(&request, now_ns),
+            Event::Stop(entry) => self.stop(entry),
+            Event::Cancel(job) => self.cancel(job),
             Event::StepEnd => self.end_step(now_ns),
         }
     }
 
-    fn arrive(&mut self, index: usize, now_ns: u64) {
-        let job = &self.jobs[index];
-        let recorded = &self.routes.requests()[job.recorded];
-        let outputs = recorded.output_tokens();
-        let handed_over = self.config.role == Role::Decode && job.decoded == 0;
-        let produced = if handed_over { 1 } else { job.decoded };
+    fn arrive(&mut self, request: &Admission, now_ns: u64) {
+        let outputs = request.output_tokens_max;
+        let handed_over = self.config.role == Role::Decode && request.decoded == 0;
+        let produced = if handed_over { 1 } else { request.decoded };
         // What runs already has fed all its tokens but the last; what is new has fed none.
         let (in_kv, target) = match produced {
-            0 => (0, recorded.prompt_tokens),
-            _ => (recorded.prompt_tokens + produced - 1, 0),
+            0 => (0, request.prompt_tokens),
+            _ => (request.prompt_tokens + produced - 1, 0),
         };
-        self.outcomes.open(job, recorded.prompt_tokens, handed_over);
-        if produced >= outputs {
-            self.outcomes.admit(self.sequences.len(), now_ns);
-            self.outcomes.close(self.sequences.len(), now_ns);
-        }
-        let sequence = self.sequences.len();
-        self.sequences.push(Sequence {
-            job: job.job,
-            recorded: job.recorded,
-            first_token: recorded.first_token,
-            prompt: recorded.prompt_tokens,
+        let sequence = Sequence {
+            job: request.job,
+            recorded: request.recorded,
+            first_token: request.first_token,
+            prompt: request.prompt_tokens,
             outputs,
             produced,
             in_kv,
             target,
-            blocks: 0,
-        });
-        if produced < outputs {
-            let emptiest = self.ranks.iter_mut().min_by_key(|rank| rank.load());
-            if let Some(rank) = emptiest {
-                rank.waiting.push_back(sequence);
+            blocks: Vec::new(),
+            cancelled: false,
+        };
+        let place = self.vacant.pop().unwrap_or(self.sequences.len());
+        match self.sequences.get_mut(place) {
+            Some(vacant) => *vacant = sequence,
+            None => self.sequences.push(sequence),
+        }
+        self.outcomes.open(place, request, handed_over);
+        if produced >= outputs {
+            self.outcomes.admit(place, now_ns);
+            self.outcomes.close(place, now_ns);
+            self.vacant.push(place);
+        } else if let Some(rank) = self.ranks.iter_mut().min_by_key(|rank| rank.load()) {
+            rank.waiting.push_back(place);
+        }
+    }
+
+    fn stop(&mut self, entry: usize) {
+        let Some(&place) = self.members.get(entry).filter(|_| self.in_flight) else { return };
+        // The token of this step is counted when the step ends.
+        let sequence = &mut self.sequences[place];
+        sequence.outputs = sequence.outputs.min(sequence.produced + 1);
+    }
+
+    fn cancel(&mut self, job: u64) {
+        let held = self.ranks.iter().flat_map(|rank| rank.running.iter().chain(&rank.waiting));
+        let found = held.copied().find(|&place| self.sequences[place].job == job);
+        if let Some(place) = found {
+            self.sequences[place].cancelled = true;
+            if !(self.in_flight && self.members.contains(&place)) {
+                self.retire();
             }
+        }
+    }
+
+    /// Lets those go that are done or given up, and are in no step.
+    fn retire(&mut self) {
+        let Self { ranks, sequences, vacant, outcomes, members, in_flight, .. } = self;
+        for rank in ranks {
+            rank.retire(sequences, |place, sequence| {
+                let done = sequence.produced == sequence.outputs || sequence.cancelled;
+                let leaves = done && !(*in_flight && members.contains(&place));
+                if leaves {
+                    outcomes.abandon(place);
+                    vacant.push(place);
+                }
+                leaves
+            });
         }
     }
 
@@ -138,6 +170,7 @@ impl<'a> Machine<'a> {
             start_ns: now_ns,
             entries: &self.batch,
             rank_ends: &self.rank_ends,
+            tables: Tables { sequences: &self.sequences, members: &self.members },
             wants_layers: false,
             wants_routing: false,
         })
@@ -146,7 +179,7 @@ impl<'a> Machine<'a> {
     fn form_batch(&mut self, now_ns: u64) -> bool {
         for rank in &mut self.ranks {
             let admitted = |index| self.outcomes.admit(index, now_ns);
-            rank.admit(self.config, &mut self.sequences, admitted);
+            rank.admit(&self.config, &mut self.sequences, admitted);
         }
         let (mut prefills, mut decodes) = (false, false);
         for &index in self.ranks.iter().flat_map(|rank| &rank.running) {
@@ -199,28 +232,24 @@ impl<'a> Machine<'a> {
 
     fn end_step(&mut self, now_ns: u64) {
         self.in_flight = false;
-        let mut start = 0;
-        for (rank, &end) in self.ranks.iter_mut().zip(&self.rank_ends) {
-            let mut finished = false;
-            for (entry, &index) in self.batch[start..end].iter().zip(&self.members[start..end]) {
-                let sequence = &mut self.sequences[index];
-                sequence.in_kv += entry.tokens;
-                if sequence.is_prefilling() {
-                    continue;
-                }
-                sequence.produced += 1;
-                let last =
-                    self.config.role == Role::Prefill || sequence.produced == sequence.outputs;
-                self.outcomes.token(index, now_ns, last);
-                if last {
-                    sequence.outputs = sequence.produced;
-                    finished = true;
-                }
+        let mut leaves = false;
+        for (entry, &place) in self.batch.iter().zip(&self.members) {
+            let sequence = &mut self.sequences[place];
+            sequence.in_kv += entry.tokens;
+            leaves |= sequence.cancelled;
+            if sequence.is_prefilling() || sequence.cancelled {
+                continue;
             }
-            start = end;
-            if finished {
-                rank.retire(&mut self.sequences, |s| s.produced == s.outputs);
+            sequence.produced += 1;
+            let last = self.config.role == Role::Prefill || sequence.produced == sequence.outputs;
+            self.outcomes.token(place, now_ns, last);
+            if last {
+                sequence.outputs = sequence.produced;
+                leaves = true;
             }
+        }
+        if leaves {
+            self.retire();
         }
     }
 
@@ -230,18 +259,19 @@ impl<'a> Machine<'a> {
         &self.outcomes
     }
 
-    pub(crate) fn outcomes_mut(&mut self) -> &mut Outcomes {
+    /// The same, to take from.
+    pub fn outcomes_mut(&mut self) -> &mut Outcomes {
         &mut self.outcomes
     }
 
     /// Fewest KV blocks free on a rank.
     #[must_use]
     pub fn kv_blocks_free_min(&self) -> u32 {
-        self.ranks.iter().map(|rank| rank.free_blocks).min().unwrap_or(0)
+        self.ranks.iter().map(|rank| rank.free_blocks()).min().unwrap_or(0)
     }
 
     /// The last batch, and the blocks as they are now, rank by rank.
-    pub(crate) fn rank_cells(&self, cells: &mut Vec<RankCell>) {
+    pub fn rank_cells(&self, cells: &mut Vec<RankCell>) {
         cells.clear();
         let mut start = 0;
         for (rank, &end) in self.ranks.iter().zip(&self.rank_ends) {
@@ -251,8 +281,8 @@ impl<'a> Machine<'a> {
                 sequences: entries.len() as u32,
                 tokens,
                 tokens_padded: tokens,
-                kv_blocks_used: self.config.kv_blocks_per_rank - rank.free_blocks,
-                kv_blocks_free: rank.free_blocks,
+                kv_blocks_used: self.config.kv_blocks_per_rank - rank.free_blocks(),
+                kv_blocks_free: rank.free_blocks(),
             });
             start = end;
         }
@@ -269,38 +299,15 @@ fn entry(sequence: &Sequence, tokens: u32) -> Entry {
     }
 }
 
-fn check_job(config: &GroupConfig, routes: &Routes, job: &Job) -> Result<(), SimError> {
-    let bad = |problem: String| Err(SimError::Job { job: job.job, problem });
-    let Some(recorded) = routes.requests().get(job.recorded) else {
-        let recorded = routes.requests().len();
-        return bad(format!("replays request {} of {recorded} recorded ones", job.recorded));
-    };
-    let outputs = recorded.output_tokens();
-    // A decode group never sees the prompt: a recording of outputs alone will do, though the
-    // prompt's KV is then missing from memory and attention.
-    let prompt_needed = u32::from(config.role != Role::Decode);
-    if recorded.prompt_tokens < prompt_needed || outputs == 0 {
-        return bad(format!(
-            "request {} was recorded with {} prompt and {outputs} output tokens, expected at least \
-             {prompt_needed} and 1",
-            recorded.request, recorded.prompt_tokens
-        ));
+/// KV blocks of a batch's sequences.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables<'a> {
+    sequences: &'a [Sequence],
+    members: &'a [usize],
+}
+
+impl<'a> Tables<'a> {
+    pub(crate) fn of_entry(&self, entry: usize) -> &'a [u32] {
+        &self.sequences[self.members[entry]].blocks
     }
-    if job.decoded >= outputs {
-        return bad(format!("has {} of {outputs} output tokens, expected fewer", job.decoded));
-    }
-    if job.decoded > 0 && config.role == Role::Prefill {
-        return bad("comes with output tokens into a prefill group".into());
-    }
-    // All tokens but the last one are fed, and each has its place.
-    let kept = match config.role {
-        Role::Prefill => recorded.prompt_tokens,
-        Role::Mixed | Role::Decode => recorded.tokens,
-    };
-    let needed = config.blocks(u64::from(kept));
-    if needed > u64::from(config.kv_blocks_per_rank) {
-        let blocks = config.kv_blocks_per_rank;
-        return Err(SimError::KvTooSmall { job: job.job, needed, blocks });
-    }
-    Ok(())
 }

@@ -1,63 +1,86 @@
 //! What becomes of each request, token by token.
 
-use crate::{Gap, Job, RequestOutcome};
+use crate::{Admission, Gap, RequestOutcome};
 use evenkeel_types::SliceId;
 
-/// Outcomes of a machine's requests, in the order of their arrival.
+/// Outcomes of a machine's requests; those under way lie in the place of their sequence.
 #[derive(Default)]
 pub struct Outcomes {
-    requests: Vec<RequestOutcome>,
-    last_token_ns: Vec<Option<u64>>,
-    handed_over: Vec<bool>,
+    open: Vec<Option<Open>>,
+    done: Vec<RequestOutcome>,
     gaps: Vec<(SliceId, u64, u32)>,
     finished: u64,
     preemptions: u64,
 }
 
+/// A request under way.
+struct Open {
+    outcome: RequestOutcome,
+    last_token_ns: Option<u64>,
+    handed_over: bool,
+}
+
 impl Outcomes {
-    pub(crate) fn open(&mut self, job: &Job, prompt_tokens: u32, handed_over: bool) {
-        self.last_token_ns.push(None);
-        self.handed_over.push(handed_over);
-        self.requests.push(RequestOutcome {
-            job: job.job,
-            slice: job.slice,
-            arrival_ns: job.arrival_ns,
+    pub(crate) fn open(&mut self, sequence: usize, request: &Admission, handed_over: bool) {
+        if self.open.len() <= sequence {
+            self.open.resize_with(sequence + 1, || None);
+        }
+        let outcome = RequestOutcome {
+            job: request.job,
+            slice: request.slice,
+            arrival_ns: request.arrival_ns,
             first_token_ns: None,
             finish_ns: None,
-            prompt_tokens,
+            prompt_tokens: request.prompt_tokens,
             output_tokens: u32::from(handed_over),
             largest_gap_ns: 0,
             preemptions: 0,
-            started_warm: job.decoded > 0,
+            started_warm: request.decoded > 0,
             mean_log_probability: None,
             quality_score: None,
-        });
+        };
+        self.open[sequence] = Some(Open { outcome, last_token_ns: None, handed_over });
+    }
+
+    fn at(&mut self, sequence: usize) -> Option<&mut Open> {
+        self.open.get_mut(sequence)?.as_mut()
     }
 
     /// A sequence joins its rank's batch. One that is handed over brings its first token along: its
     /// place here was reserved before its prefill began, so what it waited for the place counts
     /// as time to first token, and its first gap is the step that follows.
     pub(crate) fn admit(&mut self, sequence: usize, now_ns: u64) {
-        let first = &mut self.requests[sequence].first_token_ns;
-        if self.handed_over[sequence] && first.is_none() {
-            *first = Some(now_ns);
-            self.last_token_ns[sequence] = Some(now_ns);
+        let Some(open) = self.at(sequence) else { return };
+        if open.handed_over && open.outcome.first_token_ns.is_none() {
+            open.outcome.first_token_ns = Some(now_ns);
+            open.last_token_ns = Some(now_ns);
         }
     }
 
+    /// A request has its last token.
     pub(crate) fn close(&mut self, sequence: usize, now_ns: u64) {
-        self.requests[sequence].finish_ns = Some(now_ns);
-        self.finished += 1;
+        if let Some(mut open) = self.open.get_mut(sequence).and_then(Option::take) {
+            open.outcome.finish_ns = Some(now_ns);
+            self.done.push(open.outcome);
+            self.finished += 1;
+        }
+    }
+
+    /// A request is given up: it has an outcome, and no finish.
+    pub(crate) fn abandon(&mut self, sequence: usize) {
+        if let Some(open) = self.open.get_mut(sequence).and_then(Option::take) {
+            self.done.push(open.outcome);
+        }
     }
 
     pub(crate) fn token(&mut self, sequence: usize, now_ns: u64, last: bool) {
-        let request = &mut self.requests[sequence];
-        request.output_tokens += 1;
-        request.first_token_ns.get_or_insert(now_ns);
-        if let Some(before) = self.last_token_ns[sequence].replace(now_ns) {
+        let Some(open) = self.at(sequence) else { return };
+        open.outcome.output_tokens += 1;
+        open.outcome.first_token_ns.get_or_insert(now_ns);
+        if let Some(before) = open.last_token_ns.replace(now_ns) {
             let gap_ns = now_ns - before;
-            request.largest_gap_ns = request.largest_gap_ns.max(gap_ns);
-            let slice = request.slice;
+            open.outcome.largest_gap_ns = open.outcome.largest_gap_ns.max(gap_ns);
+            let slice = open.outcome.slice;
             // Nearly all tokens of a step share a handful of gaps, the last one found above all.
             match self.gaps.iter_mut().rfind(|gap| gap.0 == slice && gap.1 == gap_ns) {
                 Some(gap) => gap.2 += 1,
@@ -70,8 +93,10 @@ impl Outcomes {
     }
 
     pub(crate) fn preempt(&mut self, sequence: usize) {
-        self.requests[sequence].preemptions += 1;
         self.preemptions += 1;
+        if let Some(open) = self.at(sequence) {
+            open.outcome.preemptions += 1;
+        }
     }
 
     /// Moves the gaps of the step that just ended to `gaps`, by slice and length.
@@ -79,12 +104,6 @@ impl Outcomes {
         self.gaps.sort_unstable();
         let found = self.gaps.drain(..);
         gaps.extend(found.map(|(slice, gap_ns, tokens)| Gap { step, slice, gap_ns, tokens }));
-    }
-
-    /// Requests that have arrived, in the order of their arrival.
-    #[must_use]
-    pub fn requests(&self) -> &[RequestOutcome] {
-        &self.requests
     }
 
     /// Requests that have finished.
@@ -99,8 +118,15 @@ impl Outcomes {
         self.preemptions
     }
 
+    /// Takes what has become of requests that have left.
+    pub fn take_done(&mut self) -> Vec<RequestOutcome> {
+        std::mem::take(&mut self.done)
+    }
+
+    /// Takes all, those under way too, by number.
     pub(crate) fn take_requests(&mut self) -> Vec<RequestOutcome> {
-        let mut requests = std::mem::take(&mut self.requests);
+        let mut requests = self.take_done();
+        requests.extend(self.open.drain(..).flatten().map(|open| open.outcome));
         requests.sort_by_key(|request| request.job);
         requests
     }

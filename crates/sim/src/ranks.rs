@@ -4,7 +4,7 @@ use crate::{GroupConfig, Role};
 use std::collections::VecDeque;
 
 /// One sequence, from arrival to its last token.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     /// Number of the job.
     pub job: u64,
@@ -22,8 +22,10 @@ pub(crate) struct Sequence {
     pub in_kv: u32,
     /// Tokens whose KV must be in place before it decodes: above `in_kv` it is prefilling.
     pub target: u32,
-    /// KV blocks that it holds.
-    pub blocks: u32,
+    /// KV blocks that it holds, in the order of its tokens.
+    pub blocks: Vec<u32>,
+    /// Nobody waits for it any more: it leaves when no step holds it.
+    pub cancelled: bool,
 }
 
 impl Sequence {
@@ -44,8 +46,8 @@ pub(crate) struct RankState {
     pub waiting: VecDeque<usize>,
     /// Sequences with KV blocks, in the order of their admission.
     pub running: Vec<usize>,
-    /// Blocks that nobody holds.
-    pub free_blocks: u32,
+    /// Blocks that nobody holds; the last is given out next.
+    free: Vec<u32>,
 }
 
 impl RankState {
@@ -53,8 +55,13 @@ impl RankState {
         Self {
             waiting: VecDeque::new(),
             running: Vec::new(),
-            free_blocks: config.kv_blocks_per_rank,
+            free: (0..config.kv_blocks_per_rank).rev().collect(),
         }
+    }
+
+    /// Blocks that nobody holds.
+    pub(crate) fn free_blocks(&self) -> u32 {
+        self.free.len() as u32
     }
 
     /// Sequences that the rank answers for.
@@ -77,12 +84,9 @@ impl RankState {
             // A sequence with its KV in place has fed all its tokens but the last.
             let fed = sequence.target.max(sequence.in_kv);
             let keeps_more = config.role != Role::Prefill;
-            let needed = config.blocks(u64::from(fed) + u64::from(keeps_more)) as u32;
-            if needed > self.free_blocks {
-                return;
-            }
-            self.free_blocks -= needed;
-            sequence.blocks = needed;
+            let needed = config.blocks(u64::from(fed) + u64::from(keeps_more)) as usize;
+            let Some(left) = self.free.len().checked_sub(needed) else { return };
+            sequence.blocks.extend(self.free.drain(left..).rev());
             self.waiting.pop_front();
             self.running.push(next);
             admitted(next);
@@ -107,9 +111,9 @@ impl RankState {
             if sequences[index].is_prefilling() {
                 continue;
             }
-            let held = u64::from(sequences[index].blocks) * u64::from(config.kv_block_tokens);
+            let held = sequences[index].blocks.len() as u64 * u64::from(config.kv_block_tokens);
             if held <= u64::from(sequences[index].in_kv) {
-                while self.free_blocks == 0 {
+                while self.free.is_empty() {
                     let Some(victim) = self.running.pop() else { break };
                     self.evict(victim, sequences);
                     preempted(victim);
@@ -117,8 +121,7 @@ impl RankState {
                 if place > self.running.len() {
                     return; // it was itself the last one admitted
                 }
-                self.free_blocks -= 1;
-                sequences[index].blocks += 1;
+                sequences[index].blocks.extend(self.free.pop());
             }
             ready(index);
         }
@@ -126,24 +129,30 @@ impl RankState {
 
     fn evict(&mut self, victim: usize, sequences: &mut [Sequence]) {
         let sequence = &mut sequences[victim];
-        self.free_blocks += sequence.blocks;
-        sequence.blocks = 0;
+        self.free.extend(sequence.blocks.drain(..).rev());
         sequence.in_kv = 0;
         sequence.target = sequence.known_tokens();
         self.waiting.push_front(victim);
     }
 
-    /// Takes finished sequences out and frees their blocks.
-    pub(crate) fn retire(&mut self, sequences: &mut [Sequence], done: impl Fn(&Sequence) -> bool) {
-        let free = &mut self.free_blocks;
+    /// Takes sequences that are done out, frees their blocks and says which they were.
+    pub(crate) fn retire(
+        &mut self,
+        sequences: &mut [Sequence],
+        mut done: impl FnMut(usize, &Sequence) -> bool,
+    ) {
+        let free = &mut self.free;
         self.running.retain(|&index| {
             let sequence = &mut sequences[index];
-            if done(sequence) {
-                *free += sequence.blocks;
-                sequence.blocks = 0;
-                return false;
+            let leaves = done(index, sequence);
+            if leaves {
+                free.extend(sequence.blocks.drain(..).rev());
             }
-            true
+            !leaves
         });
+        // Only those that are given up leave the queue, and they are few.
+        if self.waiting.iter().any(|&index| sequences[index].cancelled) {
+            self.waiting.retain(|&index| !done(index, &sequences[index]));
+        }
     }
 }

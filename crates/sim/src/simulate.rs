@@ -2,8 +2,8 @@
 
 use crate::machine::{Event, Machine};
 use crate::{
-    Backend, Group, GroupConfig, Job, Limits, Progress, Run, RunTotals, SimError, StepBatch,
-    StepCost, StepSink, StepSummary,
+    Admission, Backend, Group, GroupConfig, Job, Limits, Progress, Run, RunTotals, SimError,
+    StepBatch, StepCost, StepSink, StepSummary,
 };
 use evenkeel_trace::{Routes, StepRecord};
 use evenkeel_types::Phase;
@@ -29,7 +29,10 @@ pub fn simulate(
     mut limits: Limits<'_>,
 ) -> Result<Run, SimError> {
     let group = backend.group().clone();
-    let mut machine = Machine::new(config, usize::from(group.ranks), routes, jobs)?;
+    let mut machine = Machine::new(config, usize::from(group.ranks))?;
+    let admissions: Result<Vec<Admission>, SimError> =
+        jobs.iter().map(|job| Admission::replaying(job, routes, config)).collect();
+    let admissions = admissions?;
     let order = arrival_order(jobs)?;
     let mut arrivals = order.iter().copied().peekable();
     let mut ledger = Ledger::new(name, config, &group);
@@ -38,7 +41,7 @@ pub fn simulate(
     let mut now_ns = 0;
     loop {
         while let Some(index) = arrivals.next_if(|&index| jobs[index].arrival_ns <= now_ns) {
-            machine.on(Event::Arrival(index), jobs[index].arrival_ns);
+            machine.on(Event::Arrival(admissions[index]), jobs[index].arrival_ns);
         }
         let steps = ledger.run.steps.len() as u64;
         if now_ns >= limits.until_ns || steps >= limits.steps_max {
@@ -62,7 +65,7 @@ pub fn simulate(
         open_record(&mut record, &batch, end_ns);
         // What arrives while the step runs is queued before its sequences leave.
         while let Some(index) = arrivals.next_if(|&index| jobs[index].arrival_ns <= end_ns) {
-            machine.on(Event::Arrival(index), jobs[index].arrival_ns);
+            machine.on(Event::Arrival(admissions[index]), jobs[index].arrival_ns);
         }
         machine.on(Event::StepEnd, end_ns);
         now_ns = end_ns;
@@ -82,7 +85,7 @@ pub fn simulate(
     Ok(ledger.close(&mut machine))
 }
 
-fn tell(limits: &mut Limits<'_>, steps: u64, now_ns: u64, machine: &Machine<'_>, jobs: &[Job]) {
+fn tell(limits: &mut Limits<'_>, steps: u64, now_ns: u64, machine: &Machine, jobs: &[Job]) {
     let finished = machine.outcomes().finished();
     if let Some(progress) = &mut limits.progress {
         progress(Progress { steps, now_ns, finished, jobs: jobs.len() as u64 });
@@ -191,7 +194,7 @@ impl Ledger {
     }
 
     /// What is known once the step's sequences have moved on.
-    fn after(&mut self, machine: &mut Machine<'_>) {
+    fn after(&mut self, machine: &mut Machine) {
         let free = machine.kv_blocks_free_min();
         let Some(step) = self.run.steps.last_mut() else { return };
         step.kv_blocks_free_min = free;
@@ -199,7 +202,7 @@ impl Ledger {
         machine.outcomes_mut().drain_gaps(step.step, &mut self.run.gaps);
     }
 
-    fn close(mut self, machine: &mut Machine<'_>) -> Run {
+    fn close(mut self, machine: &mut Machine) -> Run {
         self.run.totals.preemptions = machine.outcomes().preemptions();
         self.run.requests = machine.outcomes_mut().take_requests();
         self.run
