@@ -169,6 +169,7 @@ impl Setting {
             seed,
             objective: Objective::StepTime,
             split: SplitRule::Balanced,
+            rank_extra_us: None,
         }
     }
 

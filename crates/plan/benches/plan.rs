@@ -254,6 +254,7 @@ fn question<'a>(
         seed: 1,
         objective: problem.objective,
         split: problem.split,
+        rank_extra_us: None,
     }
 }
 

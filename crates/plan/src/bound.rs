@@ -7,7 +7,7 @@ use crate::{Bound, LayerBound};
 /// the slots that cost their idle time in any case.
 ///
 /// Per step, with a split that is free in every step, the slowest rank takes at least
-/// - the mean over ranks: `(Σ_r idle_r + Σ_e least cost of e) ÷ Σ_r speed_r`;
+/// - the mean over ranks: `(Σ_r (idle_r + extra_r) + Σ_e least cost of e) ÷ Σ_r speed_r`;
 /// - the largest piece: with S slots for E experts and at most one copy per rank, some rank holds
 ///   at least `v` rows of one expert, `v` being least with `Σ_e min copies(e, v) ≤ S`.
 pub(crate) fn layer_bound(
@@ -16,13 +16,16 @@ pub(crate) fn layer_bound(
     sizes: &[usize],
     slots: usize,
 ) -> LayerBound {
-    let (steps, ranks) = (costs.steps, sizes.len());
+    let steps = costs.steps;
     let experts = loads.totals.len();
-    let speed: Vec<f64> = costs.inverse_speed.iter().map(|inverse| 1.0 / inverse).collect();
-    let all_speed: f64 = speed.iter().sum();
-    let fastest = speed.iter().copied().fold(0.0, f64::max);
-    let idle: f64 = sizes.iter().map(|slots| costs.idle_us(*slots)).sum();
-    let least_idle = sizes.iter().map(|slots| costs.idle_us(*slots)).fold(f64::INFINITY, f64::min);
+    // (idle time before speed, 1 ÷ speed) of the ranks that live.
+    let alive: Vec<(f64, f64)> = (0..sizes.len())
+        .filter(|rank| costs.inverse_speed[*rank] > 0.0)
+        .map(|rank| (costs.idle_us(sizes[rank]) + loads.extra[rank], costs.inverse_speed[rank]))
+        .collect();
+    let ranks = alive.len();
+    let all_speed: f64 = alive.iter().map(|(_, inverse)| 1.0 / inverse).sum();
+    let idle: f64 = alive.iter().map(|(idle, _)| idle).sum();
     let spare = slots.saturating_sub(experts);
     let (mut us, mut mean_us, mut piece_us) = (0.0, 0.0, 0.0);
     for step in 0..steps {
@@ -30,7 +33,9 @@ pub(crate) fn layer_bound(
         let work: f64 = (0..experts).map(|expert| costs.least_us(rows(expert), ranks)).sum();
         let mean = costs.on_host((idle + work) / all_speed);
         let piece = largest_piece((0..experts).map(rows), spare, ranks);
-        let piece = costs.on_host((least_idle + costs.cell_us(piece)) / fastest);
+        let cell = costs.cell_us(piece);
+        let alone = alive.iter().map(|(idle, inverse)| (idle + cell) * inverse);
+        let piece = costs.on_host(alone.fold(f64::INFINITY, f64::min));
         mean_us += mean;
         piece_us += piece;
         us += mean.max(piece);

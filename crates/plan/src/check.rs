@@ -106,7 +106,7 @@ impl fmt::Display for TransitionViolation {
     }
 }
 
-/// Laws 2, 3 and 4 for a map at rest.
+/// Laws 2, 3 and 4 for a map at rest, and the policy's constraints.
 ///
 /// # Errors
 /// A map for another model, revision or number of ranks: its laws are not looked at.
@@ -119,6 +119,7 @@ pub fn check(
     map.fits(shape, topology.rank_count())?;
     let mut found = map.violations();
     found.extend(policy.memory.violations(map, shape, topology));
+    found.extend(policy.plan.violations(map, shape, topology));
     Ok(found)
 }
 
@@ -135,6 +136,9 @@ pub fn check_transition(
     policy: &Policy,
 ) -> Result<Vec<TransitionViolation>, PlanError> {
     live.fits(shape, topology.rank_count())?;
+    // What a dead rank held is gone: nothing there lives, and nothing comes from there.
+    let left = live.without(&topology.rank_dead);
+    let live = &left;
     let map = check(next, shape, topology, policy)?;
     let mut found: Vec<TransitionViolation> =
         map.into_iter().map(|violation| TransitionViolation::Map { violation }).collect();

@@ -17,7 +17,7 @@ pub(crate) struct Costs {
     /// Row, exchange of the row, and the tokens that it stands for, µs.
     row_us: f64,
     tile: f64,
-    /// `[rank]`: 1 ÷ speed.
+    /// `[rank]`: 1 ÷ speed; 0 where the rank is dead, whose time nobody waits for.
     pub(crate) inverse_speed: Vec<f64>,
     /// `[rank]`: weights of the split.
     pub(crate) weights: Vec<u32>,
@@ -28,7 +28,8 @@ pub(crate) struct Costs {
 impl Costs {
     pub(crate) fn new(input: &PlanInput<'_>) -> Self {
         let ranks = input.topology.ranks();
-        let inverse_speed = ranks.iter().map(|rank| 1.0 / rank.speed_share).collect();
+        let inverse_speed =
+            ranks.iter().map(|rank| if rank.dead { 0.0 } else { 1.0 / rank.speed_share }).collect();
         let (coefficients, row_us, steps) = match input.objective {
             Objective::StepTime => {
                 let tokens = input.coefficients.token_us
@@ -109,6 +110,8 @@ pub(crate) struct LayerLoads {
     pub(crate) rows: Vec<f64>,
     /// `[expert]`, summed over the window.
     pub(crate) totals: Vec<u64>,
+    /// `[rank]`: fixed load, as cells are.
+    pub(crate) extra: Vec<f64>,
 }
 
 impl LayerLoads {
@@ -133,7 +136,12 @@ impl LayerLoads {
                 rows
             }
         };
-        Self { rows, totals }
+        let ranks = input.ranks();
+        let extra = match input.rank_extra_us {
+            Some(extra) => extra[layer * ranks..(layer + 1) * ranks].to_vec(),
+            None => vec![0.0; ranks],
+        };
+        Self { rows, totals, extra }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Why no plan can be made at all.
 
 use evenkeel_split::SplitError;
-use evenkeel_types::{MapError, Violation};
+use evenkeel_types::{LayerId, MapError, RankId, Violation};
 use thiserror::Error;
 
 /// Why an input is refused. "Nothing to gain" is no error: see [`crate::Outcome::DoNothing`].
@@ -48,12 +48,35 @@ pub enum PlanError {
         /// Its value.
         value: f64,
     },
+    /// A fixed load that is none.
+    #[error(
+        "plan: `rank_extra_us` of {layer}, {rank} is {value}, expected a finite number of 0 or more"
+    )]
+    Extra {
+        /// Layer.
+        layer: LayerId,
+        /// Rank.
+        rank: RankId,
+        /// Its value.
+        value: f64,
+    },
+    /// A constraint of the policy that no map can meet.
+    #[error("plan: policy `plan.{constraint}`: {why}")]
+    Constraint {
+        /// Its field.
+        constraint: &'static str,
+        /// What contradicts it, and where.
+        why: String,
+    },
     /// Fewer slots than experts.
-    #[error("plan: {slots} slots per layer for {experts} experts, expected one each at least")]
+    #[error(
+        "plan: {slots} slots of live ranks in a layer for {experts} experts: {} missing",
+        experts - slots
+    )]
     TooFewSlots {
-        /// Slots over all ranks.
+        /// Slots that may be filled, over all ranks that live.
         slots: usize,
-        /// Experts.
+        /// Experts, more than slots.
         experts: usize,
     },
     /// A split that does not exist.

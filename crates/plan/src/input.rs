@@ -4,7 +4,7 @@ use crate::PlanError;
 use evenkeel_cost::ExpertCoefficients;
 use evenkeel_split::SplitTable;
 use evenkeel_trace::StepLoads;
-use evenkeel_types::{ExpertMap, ModelShape, Phase, Policy, Topology};
+use evenkeel_types::{ExpertMap, LayerId, ModelShape, Phase, Pin, Policy, RankId, Topology};
 use serde::Serialize;
 
 /// What is minimised.
@@ -62,6 +62,9 @@ pub struct PlanInput<'a> {
     pub objective: Objective,
     /// How rows are split over copies.
     pub split: SplitRule,
+    /// `[layer * ranks + rank]`: load that a rank has in a layer whatever the map, before its speed,
+    /// e.g. of shared experts kept on some ranks. µs; rows in [`Objective::SummedTokens`].
+    pub rank_extra_us: Option<&'a [f64]>,
 }
 
 impl PlanInput<'_> {
@@ -119,7 +122,46 @@ impl PlanInput<'_> {
                 return wrong("counts in a step", step.counts.len(), layers * experts);
             }
         }
+        self.validate_constraints()?;
         self.validate_costs()
+    }
+
+    /// Checks that the policy's constraints can be met by some map of this shape.
+    fn validate_constraints(&self) -> Result<(), PlanError> {
+        let Self { shape, topology, policy, live, .. } = self;
+        let refused = |constraint, why| Err(PlanError::Constraint { constraint, why });
+        if policy.plan.groups_on_nodes {
+            let Some(groups) = shape.groups else {
+                return refused("groups_on_nodes", format!("`{}` has no groups", shape.name));
+            };
+            if groups.groups == 0 || shape.experts % groups.groups != 0 {
+                let (experts, groups) = (shape.experts, groups.groups);
+                let why = format!("{experts} experts do not divide into {groups} groups");
+                return refused("groups_on_nodes", why);
+            }
+        }
+        for (index, pin) in policy.plan.pinned.iter().enumerate() {
+            let Pin { layer, expert, rank } = *pin;
+            let place = format!("{layer}, {expert}, {rank}");
+            let there = layer.index() < live.layers()
+                && expert.0 < shape.experts
+                && rank.index() < self.ranks();
+            if !there {
+                return refused("pinned", format!("{place}: expected ids of this model and group"));
+            }
+            if topology.is_dead(rank) {
+                return refused("pinned", format!("{place}: the rank is dead"));
+            }
+            let same = |other: &&Pin| other.layer == layer && other.rank == rank;
+            let here = policy.plan.pinned[..=index].iter().filter(same).count();
+            let wanted = usize::from(policy.plan.slots_per_rank);
+            let slots = live.slots[layer.index()][rank.index()].len().max(wanted);
+            if here > slots {
+                let why = format!("{place}: {here} pinned copies on a rank with {slots} slots");
+                return refused("pinned", why);
+            }
+        }
+        Ok(())
     }
 
     fn validate_costs(&self) -> Result<(), PlanError> {
@@ -148,15 +190,29 @@ impl PlanInput<'_> {
                 return Err(PlanError::Coefficient { field, value });
             }
         }
-        Ok(())
+        let Some(extra) = self.rank_extra_us else { return Ok(()) };
+        let ranks = self.ranks();
+        let (found, expected) = (extra.len(), self.loads.layers * ranks);
+        if found != expected {
+            return Err(PlanError::Loads { what: "values of `rank_extra_us`", found, expected });
+        }
+        match extra.iter().position(|value| !(value.is_finite() && *value >= 0.0)) {
+            None => Ok(()),
+            Some(index) => Err(PlanError::Extra {
+                layer: LayerId((index / ranks) as u16),
+                rank: RankId((index % ranks) as u16),
+                value: extra[index],
+            }),
+        }
     }
 }
 
 /// Integral rank weights of a topology's splits: speeds in thousandths, 1 for all where equal.
 pub(crate) fn weights(topology: &Topology) -> Vec<u32> {
     let ranks = topology.ranks();
+    let alive: Vec<_> = ranks.iter().filter(|rank| !rank.dead).collect();
     let equal =
-        ranks.windows(2).all(|pair| pair[0].speed_share.total_cmp(&pair[1].speed_share).is_eq());
+        alive.windows(2).all(|pair| pair[0].speed_share.total_cmp(&pair[1].speed_share).is_eq());
     ranks
         .iter()
         .map(|rank| if equal { 1 } else { (rank.speed_share * 1000.0).round().max(1.0) as u32 })

@@ -141,7 +141,8 @@ impl<'a> Layer<'a> {
     fn retime(&mut self) {
         let steps = self.costs.steps;
         for (rank, slots) in self.slots.iter().enumerate() {
-            let idle = self.costs.idle_us(slots.len()) * self.costs.inverse_speed[rank];
+            let idle = self.costs.idle_us(slots.len()) + self.loads.extra[rank];
+            let idle = idle * self.costs.inverse_speed[rank];
             self.time[rank * steps..(rank + 1) * steps].fill(idle);
         }
         self.rank_rows.fill(0.0);
@@ -260,7 +261,11 @@ impl<'a> Layer<'a> {
 
     /// Mean ÷ largest rank, rows of the window ÷ weight; 1 where there are no rows.
     pub(crate) fn balancedness(&self) -> f64 {
-        let weight: f64 = self.costs.weights.iter().map(|weight| f64::from(*weight)).sum();
+        let alive = |rank: &usize| self.costs.inverse_speed[*rank] > 0.0;
+        let weight: f64 = (0..self.slots.len())
+            .filter(alive)
+            .map(|rank| f64::from(self.costs.weights[rank]))
+            .sum();
         let mean = self.rank_rows.iter().sum::<f64>() / weight;
         let weighted = self.rank_rows.iter().zip(&self.costs.weights);
         let most = weighted.map(|(rows, weight)| rows / f64::from(*weight)).fold(0.0, f64::max);

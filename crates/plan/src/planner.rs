@@ -19,6 +19,8 @@ const CLOSE_ENOUGH: f64 = 0.01;
 /// A broken or foreign live map, loads of another shape, a window without steps, costs that are
 /// negative or not finite, or memory that does not hold even the live map.
 pub fn plan(input: PlanInput<'_>) -> Result<Outcome, PlanError> {
+    let left = input.live.without(&input.topology.rank_dead);
+    let input = PlanInput { live: &left, ..input };
     let study = Study::new(input)?;
     let policy = &input.policy.plan;
     let bound_gain_share = study.bound.gain_share_max;
@@ -45,6 +47,8 @@ pub fn plan(input: PlanInput<'_>) -> Result<Outcome, PlanError> {
 /// # Errors
 /// As [`plan`], and too few slots for the experts.
 pub fn plan_from_scratch(input: PlanInput<'_>) -> Result<Plan, PlanError> {
+    let left = input.live.without(&input.topology.rank_dead);
+    let input = PlanInput { live: &left, ..input };
     let study = Study::new(input)?;
     let memory_holds = |map: &ExpertMap| {
         input.policy.memory.violations(map, input.shape, input.topology).is_empty()
@@ -136,11 +140,16 @@ impl Study<'_> {
                 at_home[expert * ranks + rank.index()] = true;
             }
         }
+        let mut pinned = vec![false; experts * ranks];
+        for pin in self.input.policy.plan.pinned.iter().filter(|pin| pin.layer.index() == layer) {
+            pinned[pin.expert.index() * ranks + pin.rank.index()] = true;
+        }
         let gb = self.input.shape.expert_bytes() as f64 / 1e9;
         let terms = Terms {
             at_home: &at_home,
             barred: &self.links.barred(self.input.live, LayerId(layer as u16)),
             room,
+            pinned: &pinned,
             filled_live: &live.iter().map(|slots| filled(slots)).collect::<Vec<_>>(),
             // A change that pays poorly may lead to one that pays well: the frontier decides.
             gain_us_min: self.input.policy.plan.gain_us_per_gb_min * gb * 0.25,
@@ -203,7 +212,9 @@ impl Study<'_> {
     fn scratch_map(&self, room: &[Slots]) -> Result<ExpertMap, PlanError> {
         let mut layers = Vec::with_capacity(room.len());
         for (layer, slots) in room.iter().enumerate() {
-            let sizes: Vec<usize> = slots.iter().map(Vec::len).collect();
+            let ranks = slots.iter().zip(&self.costs.inverse_speed);
+            let sizes: Vec<usize> =
+                ranks.map(|(slots, speed)| if *speed > 0.0 { slots.len() } else { 0 }).collect();
             layers.push(self.scratch_slots(layer, &sizes, false)?);
         }
         Ok(self.child(layers.into_iter(), "plan_from_scratch"))
@@ -223,6 +234,11 @@ impl Study<'_> {
             .iter()
             .zip(live)
             .map(|(rank, copies)| {
+                // One layer more than another is what the constraint forbids; changes that keep
+                // every rank's count remain.
+                if rank.dead || input.policy.plan.same_slots_per_layer {
+                    return 0;
+                }
                 let floor = (rank.hbm_bytes as f64 * input.policy.memory.kv_floor_share) as i64;
                 let left =
                     input.policy.memory.kv_bytes(input.shape, rank.hbm_bytes, copies) - floor;

@@ -21,6 +21,7 @@ pub fn price(
         map.fits(shape, topology.rank_count())?;
     }
     let links = Links::new(topology);
+    let live = &live.without(&topology.rank_dead);
     let stages = schedule(live, next, &links, policy, shape.expert_bytes());
     Ok(price_of(live, next, shape, topology, policy, stages, &links))
 }

@@ -35,6 +35,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) room: &'a [u64],
     /// `[rank]`: slots that the live map fills in this layer.
     pub(crate) filled_live: &'a [usize],
+    /// `[expert * ranks + rank]`: the copy has to stay.
+    pub(crate) pinned: &'a [bool],
     /// Least gain per transfer that is worth following, µs.
     pub(crate) gain_us_min: f64,
     /// Most transfers.
@@ -242,6 +244,9 @@ fn prospects(layer: &Layer<'_>, terms: &Terms<'_>, hot: usize) -> Vec<Prospect> 
         if heavy <= 0.0 {
             continue;
         }
+        let pinned =
+            |expert: u16, rank: usize| terms.pinned[usize::from(expert) * layer.slots.len() + rank];
+        let stays = pinned(expert, hot);
         for to in (0..layer.slots.len()).filter(|to| *to != hot && !layer.holds(expert, *to)) {
             let there = layer.mean[to];
             // Work that a copy would take over from a rank's present mean.
@@ -255,11 +260,16 @@ fn prospects(layer: &Layer<'_>, terms: &Terms<'_>, hot: usize) -> Vec<Prospect> 
                         let copy = Change::Copy { expert, to: to_id, slot };
                         add(copy, now - moved * speed(hot), there + moved * speed(to));
                         let shift = Change::Shift { from, from_slot, to: to_id, slot };
-                        add(shift, now - heavy * speed(hot), there + heavy * speed(to));
+                        if !stays {
+                            add(shift, now - heavy * speed(hot), there + heavy * speed(to));
+                        }
                     }
                     // Empty slots of a rank are alike.
                     break;
                 };
+                if pinned(light, to) {
+                    continue;
+                }
                 let less = layer.cell_mean(light, to);
                 if layer.hosts[usize::from(light)].len() > 1 {
                     let there = there - less * speed(to);
@@ -267,7 +277,7 @@ fn prospects(layer: &Layer<'_>, terms: &Terms<'_>, hot: usize) -> Vec<Prospect> 
                     let copy = Change::Copy { expert, to: to as u16, slot: slot as u16 };
                     add(copy, now - moved * speed(hot), there + moved * speed(to));
                 }
-                if less < heavy && !layer.holds(light, hot) {
+                if less < heavy && !stays && !layer.holds(light, hot) {
                     let (to_id, slot) = (to as u16, slot as u16);
                     let swap = Change::Swap { from, from_slot, to: to_id, slot };
                     let moved = heavy - less;

@@ -58,9 +58,10 @@ impl<'a> Study<'a> {
             (study.us_live, study.balance_live) = study.value(input.live, Some(split))?;
         }
         let bounds = (0..study.loads.len()).map(|layer| {
-            let sizes: Vec<usize> = study.slots[layer].iter().map(Vec::len).collect();
+            let sizes = study.slots[layer].iter().zip(&study.costs.inverse_speed);
+            let sizes = sizes.map(|(slots, speed)| if *speed > 0.0 { slots.len() } else { 0 });
             let live: Vec<usize> = input.live.slots[layer].iter().map(Vec::len).collect();
-            layer_bound(&study.costs, &study.loads[layer], &live, sizes.iter().sum())
+            layer_bound(&study.costs, &study.loads[layer], &live, sizes.sum())
         });
         study.bound = step_bound(bounds.collect(), fixed_us, study.us_live);
         Ok(study)

@@ -17,7 +17,7 @@ mod topology;
 pub use chance::{hash2, hash3, unit_f64};
 pub use ids::{ExpertId, LayerId, NodeId, RankId, SliceId, SlotId};
 pub use map::{CopyDigest, ExpertMap, MAP_SCHEMA, MapError, Provenance, Violation};
-pub use policy::{GatePolicy, MemoryPolicy, MovePolicy, PlanPolicy, Policy, PolicyError, Slo};
+pub use policy::{GatePolicy, MemoryPolicy, MovePolicy, Pin, PlanPolicy, Policy, PolicyError, Slo};
 pub use shape::{Attention, ExpertGroups, ModelShape, ShapeError, WeightFormat};
 pub use slice::{Phase, Slice};
 pub use topology::{

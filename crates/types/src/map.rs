@@ -3,7 +3,7 @@
 //! **Invariant.** A map says where weights live. Nothing in it, and no function on it, can change
 //! which logical expert a token is routed to (law 1).
 
-use crate::{ExpertId, LayerId, ModelShape, RankId, SlotId};
+use crate::{ExpertId, LayerId, ModelShape, NodeId, RankId, SlotId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -168,6 +168,51 @@ pub enum Violation {
         /// Bytes of the rank.
         hbm_bytes: u64,
     },
+    /// A slot of a dead rank is filled: nobody would compute there.
+    DeadRank {
+        /// Layer.
+        layer: LayerId,
+        /// The dead rank.
+        rank: RankId,
+        /// Slot.
+        slot: SlotId,
+        /// The expert that it lists.
+        expert: ExpertId,
+    },
+    /// A copy that the policy pins is not there.
+    NotPinned {
+        /// Layer.
+        layer: LayerId,
+        /// Expert.
+        expert: ExpertId,
+        /// Rank that has to hold it.
+        rank: RankId,
+    },
+    /// A rank has another number of copies in this layer than in layer 0, and the policy asks for
+    /// the same in all.
+    UnevenSlots {
+        /// Layer.
+        layer: LayerId,
+        /// Rank.
+        rank: RankId,
+        /// Copies here.
+        copies: usize,
+        /// Copies in layer 0.
+        expected: usize,
+    },
+    /// A group of experts lies on several nodes, and the policy keeps groups whole.
+    SplitGroup {
+        /// Layer.
+        layer: LayerId,
+        /// Group, from 0.
+        group: u16,
+        /// Node of its first copy.
+        node: NodeId,
+        /// A copy elsewhere: the expert,
+        expert: ExpertId,
+        /// and the rank that holds it.
+        rank: RankId,
+    },
 }
 
 impl fmt::Display for Violation {
@@ -192,6 +237,22 @@ impl fmt::Display for Violation {
             Self::Memory { rank, needed_bytes, hbm_bytes } => write!(
                 f,
                 "{rank}: {needed_bytes} bytes needed with KV floor and reserve, {hbm_bytes} bytes present"
+            ),
+            Self::DeadRank { layer, rank, slot, expert } => {
+                write!(f, "{layer}, {rank}, {slot}: {expert} is placed on a dead rank")
+            }
+            Self::NotPinned { layer, expert, rank } => {
+                write!(f, "{layer}: {expert} is pinned to {rank}, which does not hold it")
+            }
+            Self::UnevenSlots { layer, rank, copies, expected } => write!(
+                f,
+                "{layer}, {rank}: {copies} copies, expected {expected} as in layer 0 \
+                 (plan.same_slots_per_layer)"
+            ),
+            Self::SplitGroup { layer, group, node, expert, rank } => write!(
+                f,
+                "{layer}: group {group} lies on {node}, but {expert} of it is on {rank} as well \
+                 (plan.groups_on_nodes)"
             ),
         }
     }
@@ -337,6 +398,21 @@ impl ExpertMap {
             }
         }
         copies
+    }
+
+    /// The map with nothing on the ranks given, their slots empty: what is left once they are gone.
+    #[must_use]
+    pub fn without(&self, ranks: &[RankId]) -> Self {
+        let mut map = self.clone();
+        for layer in &mut map.slots {
+            for rank in ranks {
+                if let Some(slots) = layer.get_mut(rank.index()) {
+                    slots.fill(None);
+                }
+            }
+        }
+        map.digests.retain(|entry| !ranks.contains(&entry.rank));
+        map
     }
 
     /// Digest of the placement alone (model, revision and slots), 16 hexadecimal digits.

@@ -1,6 +1,6 @@
 //! The operator's policy: one TOML file, every field with a default.
 
-use crate::{ExpertMap, ModelShape, RankId, Topology, Violation};
+use crate::{ExpertId, ExpertMap, LayerId, ModelShape, NodeId, Rank, RankId, Topology, Violation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -118,8 +118,20 @@ impl Default for MovePolicy {
     }
 }
 
-/// When a plan is worth making.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// A copy that has to exist, wherever the planner puts the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pin {
+    /// Layer.
+    pub layer: LayerId,
+    /// Expert.
+    pub expert: ExpertId,
+    /// Rank that holds a copy of it.
+    pub rank: RankId,
+}
+
+/// When a plan is worth making, and what it may not touch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlanPolicy {
     /// Balancedness (tokens per rank, worst layer) above which nothing is planned.
@@ -131,6 +143,15 @@ pub struct PlanPolicy {
     pub gain_us_per_gb_min: f64,
     /// Slots per rank and layer, empty ones included; 0: as many as the live map has.
     pub slots_per_rank: u16,
+    /// A rank holds as many copies in every layer as in layer 0: engines with one tensor for all
+    /// layers need it.
+    pub same_slots_per_layer: bool,
+    /// All copies of an expert group ([`ModelShape::groups`]) lie on one node, layer by layer: a
+    /// token that may use G groups then visits at most G nodes.
+    pub groups_on_nodes: bool,
+    /// Copies that have to exist.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pinned: Vec<Pin>,
 }
 
 impl Default for PlanPolicy {
@@ -140,8 +161,81 @@ impl Default for PlanPolicy {
             gain_min_share: 0.03,
             gain_us_per_gb_min: 4.0,
             slots_per_rank: 0,
+            same_slots_per_layer: false,
+            groups_on_nodes: false,
+            pinned: Vec::new(),
         }
     }
+}
+
+impl PlanPolicy {
+    /// Constraints that a map does not meet: filled slots on dead ranks, missing pinned copies,
+    /// uneven slots and split groups where the policy forbids them.
+    #[must_use]
+    pub fn violations(
+        &self,
+        map: &ExpertMap,
+        shape: &ModelShape,
+        topology: &Topology,
+    ) -> Vec<Violation> {
+        let mut found = Vec::new();
+        let ranks = topology.ranks();
+        for (index, slots) in map.slots.iter().enumerate() {
+            let layer = LayerId(index as u16);
+            for (rank, slot, expert) in map.copies(layer) {
+                if ranks.get(rank.index()).is_some_and(|rank| rank.dead) {
+                    found.push(Violation::DeadRank { layer, rank, slot, expert });
+                }
+            }
+            if self.same_slots_per_layer {
+                let filled = |slots: &Vec<Option<ExpertId>>| slots.iter().flatten().count();
+                for (rank, (here, first)) in slots.iter().zip(&map.slots[0]).enumerate() {
+                    let (copies, expected) = (filled(here), filled(first));
+                    if copies != expected {
+                        let rank = RankId(rank as u16);
+                        found.push(Violation::UnevenSlots { layer, rank, copies, expected });
+                    }
+                }
+            }
+            if self.groups_on_nodes {
+                found.extend(split_groups(map, layer, shape, &ranks));
+            }
+        }
+        for pin in &self.pinned {
+            let slots = map.slots.get(pin.layer.index());
+            let slots = slots.and_then(|ranks| ranks.get(pin.rank.index()));
+            if !slots.is_some_and(|slots| slots.contains(&Some(pin.expert))) {
+                let Pin { layer, expert, rank } = *pin;
+                found.push(Violation::NotPinned { layer, expert, rank });
+            }
+        }
+        found
+    }
+}
+
+/// The first copy off its group's node, per group.
+fn split_groups(
+    map: &ExpertMap,
+    layer: LayerId,
+    shape: &ModelShape,
+    ranks: &[Rank],
+) -> Vec<Violation> {
+    let groups = shape.groups.map_or(1, |groups| groups.groups.max(1));
+    let per_group = shape.experts.div_ceil(groups).max(1);
+    let mut homes: Vec<Option<NodeId>> = vec![None; usize::from(groups)];
+    let mut found: Vec<Violation> = Vec::new();
+    for (rank, _, expert) in map.copies(layer) {
+        let group = expert.0 / per_group;
+        let Some(at) = ranks.get(rank.index()) else { continue };
+        let Some(home) = homes.get_mut(usize::from(group)) else { continue };
+        let node = *home.get_or_insert(at.node);
+        let known =
+            |v: &Violation| matches!(v, Violation::SplitGroup { group: g, .. } if *g == group);
+        if node != at.node && !found.iter().any(known) {
+            found.push(Violation::SplitGroup { layer, group, node, expert, rank });
+        }
+    }
+    found
 }
 
 /// What a candidate must show before it is accepted.
@@ -210,6 +304,16 @@ pub enum PolicyError {
         /// What would be right.
         expected: &'static str,
     },
+    /// The same pin twice.
+    #[error("policy: `plan.pinned` lists {expert} on {rank} in {layer} twice, expected once")]
+    PinnedTwice {
+        /// Layer.
+        layer: LayerId,
+        /// Expert.
+        expert: ExpertId,
+        /// Rank.
+        rank: RankId,
+    },
 }
 
 impl Policy {
@@ -273,6 +377,12 @@ impl Policy {
                 return Err(PolicyError::Range { field, value, expected });
             }
         }
+        for (index, pin) in self.plan.pinned.iter().enumerate() {
+            if self.plan.pinned[..index].contains(pin) {
+                let Pin { layer, expert, rank } = *pin;
+                return Err(PolicyError::PinnedTwice { layer, expert, rank });
+            }
+        }
         Ok(())
     }
 }
@@ -291,6 +401,51 @@ mod tests {
         assert!(Policy::from_toml("[slo]\nttft = 3").is_err());
         let message = Policy::from_toml("[memory]\nkv_floor_share = 1.5").unwrap_err().to_string();
         assert!(message.contains("memory.kv_floor_share"), "{message}");
+    }
+
+    #[test]
+    fn pins_are_read_and_refused_twice() {
+        let pin = "[[plan.pinned]]\nlayer = 0\nexpert = 5\nrank = 3\n";
+        let policy = Policy::from_toml(pin).unwrap();
+        let pinned = Pin { layer: LayerId(0), expert: ExpertId(5), rank: RankId(3) };
+        assert_eq!(policy.plan.pinned, [pinned]);
+        let message = Policy::from_toml(&pin.repeat(2)).unwrap_err().to_string();
+        assert!(message.contains("expert 5 on rank 3 in layer 0 twice"), "{message}");
+    }
+
+    #[test]
+    fn constraints_are_named_by_place() {
+        let mut shape = ModelShape::known("olmoe-1b-7b").unwrap();
+        (shape.moe_layers, shape.experts, shape.top_k) = (2, 8, 2);
+        shape.groups = Some(crate::ExpertGroups { groups: 2, top_groups: 1 });
+        let mut topology = Topology::uniform("h20", 16, 96_000_000_000);
+        topology.node[0].ranks = 2;
+        topology.node[1].ranks = 2;
+        let mut map = ExpertMap::contiguous(&shape, 4, 2);
+        let mut policy = PlanPolicy {
+            same_slots_per_layer: true,
+            groups_on_nodes: true,
+            pinned: vec![Pin { layer: LayerId(1), expert: ExpertId(0), rank: RankId(0) }],
+            ..PlanPolicy::default()
+        };
+        assert_eq!(policy.violations(&map, &shape, &topology), []);
+        map.slots[1][0] = vec![None, Some(ExpertId(1))];
+        map.slots[1][3].push(Some(ExpertId(0)));
+        topology.rank_dead = vec![RankId(2)];
+        let texts: Vec<String> =
+            policy.violations(&map, &shape, &topology).iter().map(ToString::to_string).collect();
+        for part in [
+            "layer 1: expert 0 is pinned to rank 0",
+            "layer 0, rank 2, slot 1: expert 5 is placed on a dead rank",
+            "layer 1, rank 3: 3 copies, expected 2",
+            "layer 1: group 0 lies on node 0, but expert 0 of it is on rank 3",
+        ] {
+            assert!(texts.iter().any(|text| text.contains(part)), "{part}: {texts:?}");
+        }
+        assert_eq!(texts.len(), 8, "{texts:?}");
+        policy = PlanPolicy::default();
+        let left = map.without(&topology.rank_dead);
+        assert_eq!(policy.violations(&left, &shape, &topology), []);
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub struct Rank {
     pub hbm_bytes: u64,
     /// Share of the profile's compute speed, 1 unless measured otherwise.
     pub speed_share: f64,
+    /// Gone: it holds nothing, receives nothing and sends nothing.
+    pub dead: bool,
 }
 
 /// Nodes, ranks and links of one expert-parallel group. Written as TOML.
@@ -92,6 +94,10 @@ pub struct Topology {
     /// Slow ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rank_speed: Vec<RankSpeed>,
+    /// Ranks that are gone. They keep their number; no slot of theirs may be filled, and none of
+    /// them can be the source of a copy, whatever a map lists there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rank_dead: Vec<RankId>,
 }
 
 /// Why a topology is refused.
@@ -152,6 +158,7 @@ impl Topology {
             node,
             link_health: Vec::new(),
             rank_speed: Vec::new(),
+            rank_dead: Vec::new(),
         }
     }
 
@@ -228,6 +235,21 @@ impl Topology {
                 return bad("rank_speed speed_share".into(), value, "a share in (0, 1]");
             }
         }
+        for (index, rank) in self.rank_dead.iter().enumerate() {
+            if rank.index() >= ranks {
+                return bad("rank_dead".into(), rank.0.to_string(), "a rank's index");
+            }
+            if self.rank_dead[..index].contains(rank) {
+                return bad("rank_dead".into(), rank.0.to_string(), "each rank once");
+            }
+        }
+        if self.rank_dead.len() == ranks {
+            return bad(
+                "rank_dead".into(),
+                format!("all {ranks} ranks"),
+                "at least one rank alive",
+            );
+        }
         Ok(())
     }
 
@@ -250,10 +272,17 @@ impl Topology {
                     node: NodeId(index as u16),
                     hbm_bytes: node.hbm_bytes,
                     speed_share: speed.map_or(1.0, |slow| slow.speed_share),
+                    dead: self.is_dead(id),
                 });
             }
         }
         ranks
+    }
+
+    /// Whether a rank is gone.
+    #[must_use]
+    pub fn is_dead(&self, rank: RankId) -> bool {
+        self.rank_dead.contains(&rank)
     }
 
     /// Share of its class's rate that a node's outer links reach, 1 unless measured otherwise.
@@ -284,5 +313,21 @@ mod tests {
         topology.inter.beta_gb_per_s = f64::NAN;
         let message = topology.validate().unwrap_err().to_string();
         assert!(message.contains("inter beta_gb_per_s"), "{message}");
+    }
+
+    #[test]
+    fn dead_ranks_are_known_once_each_and_never_all() {
+        let mut topology = Topology::uniform("h20", 2, 1);
+        topology.rank_dead = vec![RankId(1)];
+        assert!(topology.validate().is_ok() && topology.ranks()[1].dead);
+        let text = topology.to_toml().unwrap();
+        assert_eq!(Topology::from_toml(&text).unwrap(), topology);
+        for (dead, expected) in
+            [(vec![2], "a rank's index"), (vec![1, 1], "each rank once"), (vec![0, 1], "alive")]
+        {
+            topology.rank_dead = dead.into_iter().map(RankId).collect();
+            let message = topology.validate().unwrap_err().to_string();
+            assert!(message.contains("rank_dead") && message.contains(expected), "{message}");
+        }
     }
 }

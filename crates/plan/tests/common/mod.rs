@@ -101,6 +101,7 @@ impl Problem {
             seed: self.seed,
             objective: self.objective,
             split: self.split,
+            rank_extra_us: None,
         }
     }
 }
