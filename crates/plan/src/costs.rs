@@ -32,8 +32,9 @@ impl Costs {
             ranks.iter().map(|rank| if rank.dead { 0.0 } else { 1.0 / rank.speed_share }).collect();
         let (coefficients, row_us, steps) = match input.objective {
             Objective::StepTime => {
+                let alive = ranks.iter().filter(|rank| !rank.dead).count();
                 let tokens = input.coefficients.token_us
-                    * distinct_share(usize::from(input.shape.top_k), ranks.len());
+                    * distinct_share(usize::from(input.shape.top_k), alive);
                 let row_us = input.coefficients.row_us + input.exchange_us_per_row + tokens;
                 (*input.coefficients, row_us, input.loads.steps.len())
             }

@@ -134,6 +134,8 @@ pub struct Predicted {
     pub balancedness_live: Vec<f64>,
     /// The same, planned map and split.
     pub balancedness_planned: Vec<f64>,
+    /// `[layer]`: its part of the planned step, mean over steps of the slowest rank, µs.
+    pub layers_us_planned: Vec<f64>,
 }
 
 /// What a move from one map to another costs.

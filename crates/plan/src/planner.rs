@@ -6,7 +6,7 @@ use crate::layer::{Layer, Slots, hosts_of};
 use crate::pack::{align, pack, replicate};
 use crate::schedule::schedule;
 use crate::search::{Barred, Path, Point, Terms, descend};
-use crate::study::{Study, filled, widened};
+use crate::study::{Study, Value, filled, widened};
 use crate::{Nothing, Outcome, Plan, PlanError, PlanInput, Reason, Refused};
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId, hash2};
 
@@ -66,7 +66,11 @@ pub fn plan_from_scratch(input: PlanInput<'_>) -> Result<Plan, PlanError> {
 
 impl Study<'_> {
     fn nothing(&self, reason: Reason) -> Outcome {
-        let predicted = self.predicted(self.us_live, self.balance_live.clone());
+        let predicted = self.predicted(Value {
+            us: self.us_live,
+            layers_us: self.layers_us_live.clone(),
+            balance: self.balance_live.clone(),
+        });
         let bound = self.bound.clone();
         Outcome::DoNothing(Box::new(Nothing { reason, bound, predicted, refused: Vec::new() }))
     }

@@ -59,9 +59,9 @@ impl Study<'_> {
     ) -> Result<Plan, PlanError> {
         let Self { input, .. } = self;
         let split = input.split_of(&map, &self.totals)?;
-        let (planned_us, balance) =
-            self.value(&map, (input.split == SplitRule::Balanced).then_some(&split))?;
-        let predicted = self.predicted(planned_us, balance);
+        let planned = self.value(&map, (input.split == SplitRule::Balanced).then_some(&split))?;
+        let planned_us = planned.us;
+        let predicted = self.predicted(planned);
         let bytes = input.shape.expert_bytes();
         let stages = schedule(input.live, &map, &self.links, input.policy, bytes);
         let price = price_of(

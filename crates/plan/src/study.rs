@@ -8,6 +8,17 @@ use crate::{Bound, Objective, PlanError, PlanInput, Predicted, SplitRule};
 use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertId, ExpertMap, LayerId};
 
+/// What a map is worth under a split.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Value {
+    /// Step time, µs.
+    pub(crate) us: f64,
+    /// `[layer]`: its part of the step, µs.
+    pub(crate) layers_us: Vec<f64>,
+    /// `[layer]`: balancedness, rows per rank.
+    pub(crate) balance: Vec<f64>,
+}
+
 /// Everything about one question that does not depend on the answer.
 pub(crate) struct Study<'a> {
     pub(crate) input: PlanInput<'a>,
@@ -23,6 +34,7 @@ pub(crate) struct Study<'a> {
     pub(crate) us_live: f64,
     pub(crate) us_resplit: f64,
     pub(crate) balance_live: Vec<f64>,
+    pub(crate) layers_us_live: Vec<f64>,
 }
 
 impl<'a> Study<'a> {
@@ -51,12 +63,17 @@ impl<'a> Study<'a> {
             us_live: 0.0,
             us_resplit: 0.0,
             balance_live: Vec::new(),
+            layers_us_live: Vec::new(),
         };
-        (study.us_resplit, study.balance_live) = study.value(input.live, None)?;
-        study.us_live = study.us_resplit;
-        if let Some(split) = input.live_split {
-            (study.us_live, study.balance_live) = study.value(input.live, Some(split))?;
-        }
+        let fresh = study.value(input.live, None)?;
+        study.us_resplit = fresh.us;
+        let live = match input.live_split {
+            None => fresh,
+            Some(split) => study.value(input.live, Some(split))?,
+        };
+        study.us_live = live.us;
+        study.balance_live = live.balance;
+        study.layers_us_live = live.layers_us;
         let bounds = (0..study.loads.len()).map(|layer| {
             let sizes = study.slots[layer].iter().zip(&study.costs.inverse_speed);
             let sizes = sizes.map(|(slots, speed)| if *speed > 0.0 { slots.len() } else { 0 });
@@ -73,17 +90,17 @@ impl<'a> Study<'a> {
         &self,
         map: &ExpertMap,
         split: Option<&SplitTable>,
-    ) -> Result<(f64, Vec<f64>), PlanError> {
+    ) -> Result<Value, PlanError> {
         let fresh = self.table(map, split)?;
         let split = split.or(fresh.as_ref());
-        let mut us = self.fixed_us;
-        let mut balance = Vec::with_capacity(self.loads.len());
+        let mut value = Value { us: self.fixed_us, ..Value::default() };
         for layer in 0..self.loads.len() {
             let state = self.state(map, split, layer)?;
-            us += state.worth.us;
-            balance.push(state.balancedness());
+            value.us += state.worth.us;
+            value.layers_us.push(state.worth.us);
+            value.balance.push(state.balancedness());
         }
-        Ok((us, balance))
+        Ok(value)
     }
 
     /// The table to value a map by where none is given; an even split needs none.
@@ -133,7 +150,8 @@ impl<'a> Study<'a> {
         Ok(rows / steps * self.input.exchange_us_per_row)
     }
 
-    pub(crate) fn predicted(&self, planned_us: f64, balancedness_planned: Vec<f64>) -> Predicted {
+    pub(crate) fn predicted(&self, planned: Value) -> Predicted {
+        let planned_us = planned.us;
         let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         Predicted {
             step_us_live: self.us_live,
@@ -143,7 +161,8 @@ impl<'a> Study<'a> {
             gain_share: share(self.us_live - planned_us, self.us_live),
             gap_share: share(planned_us - self.bound.step_us, self.bound.step_us),
             balancedness_live: self.balance_live.clone(),
-            balancedness_planned,
+            balancedness_planned: planned.balance,
+            layers_us_planned: planned.layers_us,
         }
     }
 }
