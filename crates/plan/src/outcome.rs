@@ -166,12 +166,14 @@ pub struct Stage {
     pub transfers: Vec<Transfer>,
     /// Copies that end at the commit, as (layer, rank, expert).
     pub drops: Vec<(LayerId, RankId, ExpertId)>,
-    /// Time of the slowest arrival, s.
+    /// When it begins, s after the start of the move.
+    pub start_s: f64,
+    /// From its begin to the last arrival, s.
     pub time_s: f64,
 }
 
 /// One copy in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Transfer {
     /// Layer.
     pub layer: LayerId,
@@ -181,6 +183,10 @@ pub struct Transfer {
     pub from: RankId,
     /// Rank that receives it.
     pub to: RankId,
+    /// When its first byte leaves, s after the start of the move.
+    pub start_s: f64,
+    /// When its last byte has arrived.
+    pub end_s: f64,
 }
 
 /// When a move has paid for itself.

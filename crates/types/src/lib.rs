@@ -12,6 +12,7 @@ mod map;
 mod policy;
 mod shape;
 mod slice;
+mod survive;
 mod topology;
 
 pub use chance::{hash2, hash3, unit_f64};
@@ -20,6 +21,7 @@ pub use map::{CopyDigest, ExpertMap, MAP_SCHEMA, MapError, Provenance, Violation
 pub use policy::{GatePolicy, MemoryPolicy, MovePolicy, Pin, PlanPolicy, Policy, PolicyError, Slo};
 pub use shape::{Attention, ExpertGroups, ModelShape, ShapeError, WeightFormat};
 pub use slice::{Phase, Slice};
+pub use survive::{Domain, DomainKind, Promise, RestorePolicy, SurvivePolicy};
 pub use topology::{
     LinkClass, LinkHealth, Node, Rank, RankSpeed, TOPOLOGY_SCHEMA, Topology, TopologyError,
 };

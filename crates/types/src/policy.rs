@@ -1,6 +1,9 @@
 //! The operator's policy: one TOML file, every field with a default.
 
-use crate::{ExpertId, ExpertMap, LayerId, ModelShape, NodeId, Rank, RankId, Topology, Violation};
+use crate::{
+    ExpertId, ExpertMap, LayerId, ModelShape, NodeId, Rank, RankId, RestorePolicy, SurvivePolicy,
+    Topology, Violation,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -105,6 +108,8 @@ pub struct MovePolicy {
     pub dwell_s: f64,
     /// Most transfers in flight in one stage.
     pub operations_per_stage_max: u32,
+    /// Most of them from one rank to another, and most over a node's outer links in one direction.
+    pub operations_per_link_max: u32,
 }
 
 impl Default for MovePolicy {
@@ -114,6 +119,7 @@ impl Default for MovePolicy {
             moves_max: 4096,
             dwell_s: 600.0,
             operations_per_stage_max: 32,
+            operations_per_link_max: 8,
         }
     }
 }
@@ -284,8 +290,13 @@ pub struct Policy {
     pub moves: MovePolicy,
     /// Planning.
     pub plan: PlanPolicy,
+    /// From where lost experts come back.
+    pub restore: RestorePolicy,
     /// Gate.
     pub gate: GatePolicy,
+    /// What the loss of ranks may do. Empty: nothing is promised.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub survive: Vec<SurvivePolicy>,
 }
 
 /// Why a policy is refused.
@@ -366,6 +377,13 @@ impl Policy {
             "move.operations_per_stage_max".into(),
             f64::from(self.moves.operations_per_stage_max),
         );
+        let per_link = f64::from(self.moves.operations_per_link_max);
+        positive("move.operations_per_link_max".into(), per_link);
+        positive("restore.host_gb_per_s".into(), self.restore.host_gb_per_s);
+        positive("restore.disk_gb_per_s".into(), self.restore.disk_gb_per_s);
+        for survive in &self.survive {
+            positive(format!("survive.{}.within_s", survive.domain), survive.within_s);
+        }
         let confidence = self.gate.confidence;
         let ok = confidence > 0.5 && confidence < 1.0;
         checks.push(("gate.confidence".into(), confidence, "a share between 0.5 and 1", ok));
