@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Crate → crates of ours that it may depend on, beside `types`. The table of ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("types", &[]),
     ("trace", &[]),
     ("split", &[]),
@@ -18,6 +18,8 @@ const EDGES: [(&str, &[&str]); 13] = [
     ("store", &["trace"]),
     ("interop", &["trace"]),
     ("kernels", &[]),
+    ("transport", &[]),
+    ("engine", &["trace", "sim", "split", "kernels", "transport"]),
     ("report", &["trace"]),
     (
         "cli",
