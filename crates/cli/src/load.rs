@@ -12,9 +12,14 @@ const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads a text file of bounded size.
 pub(crate) fn text(path: &Path) -> Result<String, Failure> {
+    text_within(path, TEXT_BYTES_MAX)
+}
+
+/// Reads a text file of at most `bytes_max` bytes.
+pub(crate) fn text_within(path: &Path, bytes_max: u64) -> Result<String, Failure> {
     let file = std::fs::File::open(path).map_err(|error| Failure::io(path.display(), &error))?;
     let mut text = String::new();
-    let read = file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text);
+    let read = file.take(bytes_max + 1).read_to_string(&mut text);
     read.map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => {
             Failure::input(format!("{}: not a text file", path.display()))
@@ -24,8 +29,8 @@ pub(crate) fn text(path: &Path) -> Result<String, Failure> {
         }
         _ => Failure::io(path.display(), &error),
     })?;
-    if text.len() as u64 > TEXT_BYTES_MAX {
-        let limit = TEXT_BYTES_MAX >> 20;
+    if text.len() as u64 > bytes_max {
+        let limit = bytes_max >> 20;
         return Err(Failure::input(format!("{}: larger than {limit} MiB", path.display())));
     }
     Ok(text)

@@ -4,6 +4,7 @@
 //! Exit codes: 0 done, and a verdict, where there is one, is positive; 1 a negative finding;
 //! 2 bad usage or input; 3 the environment (disk, permission, memory).
 
+mod certificate;
 mod fail;
 mod load;
 mod out;

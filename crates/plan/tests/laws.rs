@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Problem, new_pairs, skewed};
+use common::{Problem, certify::certified, new_pairs, skewed};
 use evenkeel_plan::{
     Objective, Outcome, SplitRule, Stage, check, check_transition, plan, plan_from_scratch,
 };
@@ -78,6 +78,7 @@ proptest! {
             }
             Outcome::Plan(plan) => {
                 lawful(&problem, &plan.map);
+                certified(&problem.input(), &plan);
                 play(&problem.live, &plan.map, &plan.price.stages, 32);
                 let predicted = &plan.predicted;
                 prop_assert!(plan.bound.step_us <= predicted.step_us_planned * (1.0 + 1e-9));
@@ -124,6 +125,7 @@ proptest! {
         let mut problem = problem;
         problem.objective = if summed { Objective::SummedTokens } else { Objective::StepTime };
         let plan = plan_from_scratch(problem.input()).unwrap();
+        certified(&problem.input(), &plan);
         prop_assert_eq!(check(&plan.map, &problem.shape, &problem.topology, &problem.policy).unwrap(), []);
         prop_assert!(plan.bound.step_us <= plan.predicted.step_us_planned * (1.0 + 1e-9));
         prop_assert_eq!(plan.price.moves, new_pairs(&problem.live, &plan.map));

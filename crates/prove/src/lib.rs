@@ -11,6 +11,7 @@
 //! verdict.
 
 mod blocks;
+mod certificate;
 mod compare;
 mod distribution;
 mod error;
@@ -26,6 +27,10 @@ mod sample;
 mod stalls;
 mod verdict;
 
+pub use certificate::{
+    CERTIFICATE_SCHEMA, Certificate, CertificateError, CertifiedObjective, Claims, Digests,
+    Disagreement, LayerClaim, Question, check_certificate,
+};
 pub use distribution::{
     Distributions, ExpertChoiceShift, RankLoad, RankLoadShift, TPOT_BINS, TpotHistogram,
 };

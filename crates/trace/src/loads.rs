@@ -1,9 +1,11 @@
 //! Loads: expert choices of sampled steps, the planner's food.
 
 use evenkeel_types::Phase;
+use serde::{Deserialize, Serialize};
 
 /// Choices of one step, summed over source ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StepLoad {
     /// Real tokens of the step over all ranks.
     pub tokens: u32,
@@ -12,7 +14,8 @@ pub struct StepLoad {
 }
 
 /// Choices of several steps of one phase.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StepLoads {
     /// Phase: never mixed.
     pub phase: Phase,

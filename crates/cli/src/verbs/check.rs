@@ -1,5 +1,6 @@
 //! `check`: does this map keep the laws on this machine, and the move to it as well?
 
+use crate::certificate;
 use crate::fail::{Failure, Finding, Verdict};
 use crate::load;
 use crate::out::Out;
@@ -16,10 +17,16 @@ use std::path::PathBuf;
 Example:
   evenkeel check map.json --model deepseek-v2-lite --topology h20:16
   evenkeel check next.json --from live.json --topology topology.toml
-Exit code 1: a law is broken.")]
+  evenkeel check next.json --certificate next.certificate.json
+Exit code 1: a law is broken, or a certificate does not hold.")]
 pub(crate) struct Arguments {
     /// Map to check.
-    map: PathBuf,
+    #[arg(required_unless_present = "certificate")]
+    map: Option<PathBuf>,
+    /// Certificate of `plan --certificate`: derive its value and bound again, by code that knows
+    /// nothing of the planner. With a map: that it is the map certified.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "model", "topology", "policy"])]
+    certificate: Option<PathBuf>,
     /// Map that is live now: the move from it is checked at every stage.
     #[arg(long, value_name = "MAP")]
     from: Option<PathBuf>,
@@ -48,7 +55,11 @@ struct Checked {
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
-    let map = load::map(&arguments.map)?;
+    if let Some(path) = &arguments.certificate {
+        return certificate::check(path, arguments.map.as_deref(), out);
+    }
+    let Some(path) = &arguments.map else { return Err(Failure::input("no map to check")) };
+    let map = load::map(path)?;
     let policy = load::policy(arguments.policy.as_deref())?;
     let topology = arguments.topology.as_deref().map(setting::topology).transpose()?;
     let name = arguments.model.as_deref().unwrap_or(&map.model);
@@ -59,13 +70,14 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
     }
     if let (Some(shape), Some(topology)) = (&shape, &topology) {
         map.fits(shape, topology.rank_count())
-            .map_err(|error| Failure::input(error).context(arguments.map.display()))?;
+            .map_err(|error| Failure::input(error).context(path.display()))?;
     }
     let mut violations = map.violations();
     let mut transition = Vec::new();
     let memory_checked = shape.is_some() && topology.is_some();
     if let (Some(shape), Some(topology)) = (&shape, &topology) {
         violations.extend(policy.memory.violations(&map, shape, topology));
+        violations.extend(policy.plan.violations(&map, shape, topology));
         if let Some(from) = &arguments.from {
             let live = load::map(from)?;
             transition = check_transition(&live, &map, shape, topology, &policy)

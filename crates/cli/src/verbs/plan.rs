@@ -1,6 +1,7 @@
 //! `plan`: where each expert's weights should live, what the move costs, or "do nothing".
 
 use super::{diagnose::phase, traces};
+use crate::certificate;
 use crate::fail::{Failure, Finding, Verdict};
 use crate::out::{Out, write_file};
 use crate::progress::Progress;
@@ -38,6 +39,10 @@ pub(crate) struct Arguments {
     /// Write the planned map here.
     #[arg(long, value_name = "MAP")]
     out: Option<PathBuf>,
+    /// Write a certificate here: all that value and bound follow from, for
+    /// `evenkeel check --certificate`.
+    #[arg(long, value_name = "FILE")]
+    certificate: Option<PathBuf>,
     /// Ignore the live map and pack greedily, as engines do; for comparison.
     #[arg(long)]
     from_scratch: bool,
@@ -117,6 +122,9 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
         plan(question).map_err(Failure::input)?
     };
     drop(progress);
+    if let (Outcome::Plan(plan), Some(path)) = (&outcome, &arguments.certificate) {
+        certificate::write(path, &question, plan)?;
+    }
     let written = match (&outcome, &arguments.out) {
         (Outcome::Plan(plan), Some(path)) => {
             let mut map = plan.map.clone();

@@ -11,7 +11,9 @@ use evenkeel_plan::{Objective, PlanInput, SplitRule};
 use evenkeel_trace::{StepLoad, StepLoads};
 use evenkeel_types::{ExpertMap, ModelShape, Phase, Policy, Topology, hash2, hash3, unit_f64};
 
-#[derive(Debug)]
+pub mod certify;
+
+#[derive(Clone, Debug)]
 pub struct Problem {
     pub shape: ModelShape,
     pub topology: Topology,
@@ -23,6 +25,7 @@ pub struct Problem {
     pub seed: u64,
     pub split: SplitRule,
     pub objective: Objective,
+    pub rank_extra_us: Option<Vec<f64>>,
 }
 
 impl Problem {
@@ -84,6 +87,7 @@ impl Problem {
             seed: 1,
             split: SplitRule::Balanced,
             objective: Objective::StepTime,
+            rank_extra_us: None,
         }
     }
 
@@ -101,7 +105,7 @@ impl Problem {
             seed: self.seed,
             objective: self.objective,
             split: self.split,
-            rank_extra_us: None,
+            rank_extra_us: self.rank_extra_us.as_deref(),
         }
     }
 }
