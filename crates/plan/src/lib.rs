@@ -32,6 +32,7 @@ mod price;
 mod schedule;
 mod search;
 mod study;
+pub mod survive;
 mod trial;
 
 pub use check::{TransitionViolation, check, check_transition};
