@@ -5,23 +5,57 @@ use crate::checkpoint::{Checkpoint, Numerics};
 use crate::model::Model;
 use crate::rank::{Inbox, Rank, TokenIn};
 use evenkeel_kernels::{BLOCK_TOKENS, Isa};
+use evenkeel_sim::Group;
 use evenkeel_split::SplitTable;
-use evenkeel_types::{ExpertId, ExpertMap, LayerId, hash2};
+use evenkeel_trace::RoutingRow;
+use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId, hash2};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 
 /// Seed of the ways that tokens take among copies.
 const WAY_SEED: u64 = 0x5157_4159;
 
-/// CPU time of a step by layer and rank, ns: measured in the thread that ran it.
+/// What one rank did in one layer of a step; times are CPU times of the thread that ran it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerWork {
+    /// Attention, norms and router, ns.
+    pub attention_ns: u64,
+    /// Experts, ns.
+    pub expert_ns: u64,
+    /// Weighted sum of what came back, ns.
+    pub combine_ns: u64,
+    /// (token, expert) rows that its experts computed.
+    pub rows: u32,
+    /// Distinct tokens that it received.
+    pub tokens: u32,
+    /// Its experts with at least one row.
+    pub activated: u16,
+}
+
+/// What a step did, layer by layer.
 #[derive(Clone, Debug, Default)]
-pub struct StepTimes {
-    /// `[layer * ranks + rank]`: attention, norms and router.
-    pub attention_ns: Vec<u64>,
-    /// `[layer * ranks + rank]`: experts.
-    pub expert_ns: Vec<u64>,
-    /// `[layer * ranks + rank]`: (token, expert) rows.
-    pub rows: Vec<u32>,
+pub struct StepWork {
+    /// `[layer * ranks + rank]`.
+    pub ranks: Vec<LayerWork>,
+    /// `[(layer * ranks + source) * ranks + host]`: token rows sent.
+    pub sent: Vec<u32>,
+    /// `[(layer * ranks + source) * ranks + host]`: outputs of experts that came back.
+    pub returned: Vec<u32>,
+    /// Who sent what to which copy, by layer, host, expert and source.
+    pub routing: Vec<RoutingRow>,
+}
+
+impl StepWork {
+    fn clear(&mut self, layers: usize, ranks: usize) {
+        let Self { ranks: work, sent, returned, routing } = self;
+        work.clear();
+        work.resize(layers * ranks, LayerWork::default());
+        for counts in [sent, returned] {
+            counts.clear();
+            counts.resize(layers * ranks * ranks, 0);
+        }
+        routing.clear();
+    }
 }
 
 /// Ranks that share a process.
@@ -29,15 +63,16 @@ pub struct StepTimes {
 pub struct LocalGroup {
     ranks: Vec<Rank>,
     split: SplitTable,
-    top_k: usize,
+    info: Group,
     hidden: usize,
-    layers: usize,
+    vocab: usize,
+    numerics: Numerics,
     inboxes: Vec<Inbox>,
     /// `[rank]`: outputs of its experts.
     outputs: Vec<Vec<f32>>,
     /// `[rank][token * top_k + k]`: rank and index of the work that computed the choice.
     returns: Vec<Vec<(u16, u32)>>,
-    times: StepTimes,
+    work: StepWork,
 }
 
 /// One token of a step, with what decides its way among copies.
@@ -85,13 +120,21 @@ impl LocalGroup {
         Ok(Self {
             ranks,
             split,
-            top_k: config.top_k,
+            info: Group {
+                ranks: count as u16,
+                layers: config.layers,
+                experts: config.experts,
+                top_k: config.top_k,
+                map_version: map.version,
+                map_digest: map.digest(),
+            },
             hidden: config.hidden,
-            layers: config.layers,
+            vocab: config.vocab,
+            numerics,
             inboxes: vec![Inbox::default(); count],
             outputs: vec![Vec::new(); count],
             returns: vec![Vec::new(); count],
-            times: StepTimes::default(),
+            work: StepWork::default(),
         })
     }
 
@@ -109,31 +152,49 @@ impl LocalGroup {
         &mut self.ranks
     }
 
-    /// CPU times of the last step.
+    /// What the last step did.
     #[must_use]
-    pub fn times(&self) -> &StepTimes {
-        &self.times
+    pub fn work(&self) -> &StepWork {
+        &self.work
+    }
+
+    /// Dimensions.
+    #[must_use]
+    pub fn info(&self) -> &Group {
+        &self.info
+    }
+
+    /// Tokens of the vocabulary.
+    #[must_use]
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Bytes of a token's row on its way to experts, and of an expert's output on its way back.
+    #[must_use]
+    pub fn row_bytes(&self) -> [u64; 2] {
+        let hidden = self.hidden as u64;
+        match self.numerics {
+            Numerics::F32 => [4 * hidden, 4 * hidden],
+            Numerics::Bf16 => [2 * hidden, 4 * hidden],
+        }
     }
 
     /// Runs all layers on `tokens[rank]`. `watch(layer, ranks)` sees every layer after its router.
     pub fn step(&mut self, tokens: &[Vec<StepToken<'_>>], mut watch: impl FnMut(usize, &[Rank])) {
-        let count = self.ranks.len();
-        let StepTimes { attention_ns, expert_ns, rows } = &mut self.times;
-        for part in [&mut *attention_ns, expert_ns] {
-            part.clear();
-            part.resize(self.layers * count, 0);
-        }
-        rows.clear();
+        let (layers, count, top_k) = (self.info.layers, self.ranks.len(), self.info.top_k);
+        self.work.clear(layers, count);
         let bare: Vec<Vec<TokenIn<'_>>> =
             tokens.iter().map(|list| list.iter().map(|t| t.token).collect()).collect();
         for (rank, tokens) in self.ranks.iter_mut().zip(&bare) {
             rank.begin(tokens);
         }
-        for layer in 0..self.layers {
+        for layer in 0..layers {
+            let here = layer * count;
             for (index, (rank, tokens)) in self.ranks.iter_mut().zip(&bare).enumerate() {
                 let start = cpu_ns();
                 rank.attend(layer, tokens);
-                self.times.attention_ns[layer * count + index] = cpu_ns() - start;
+                self.work.ranks[here + index].attention_ns = cpu_ns() - start;
             }
             watch(layer, &self.ranks);
             self.dispatch(layer, tokens);
@@ -142,51 +203,69 @@ impl LocalGroup {
                 let done = rank.run_experts(layer, &self.inboxes[index], &mut self.outputs[index]);
                 // The split only names ranks whose slots hold the expert, and those were loaded.
                 debug_assert_eq!(done, Ok(()), "rank {index} lacks an expert of layer {layer}");
-                self.times.expert_ns[layer * count + index] = cpu_ns() - start;
-                self.times.rows.push(self.inboxes[index].work.len() as u32);
+                self.work.ranks[here + index].expert_ns = cpu_ns() - start;
             }
-            let Self { ranks, outputs, returns, hidden, top_k, .. } = self;
-            for (rank, returns) in ranks.iter_mut().zip(returns) {
+            let Self { ranks, outputs, returns, hidden, work, .. } = self;
+            for (index, (rank, returns)) in ranks.iter_mut().zip(returns).enumerate() {
+                let start = cpu_ns();
                 rank.combine(layer, |token, k| {
-                    let (host, work) = returns[token * *top_k + k];
+                    let (host, work) = returns[token * top_k + k];
                     &outputs[usize::from(host)][work as usize * *hidden..][..*hidden]
                 });
+                work.ranks[here + index].combine_ns = cpu_ns() - start;
             }
         }
     }
 
     /// Sends every token's row once to each rank that holds one of its copies, and lists the work.
     fn dispatch(&mut self, layer: usize, tokens: &[Vec<StepToken<'_>>]) {
-        let Self { ranks, split, top_k, inboxes, returns, .. } = self;
+        let Self { ranks, split, info, inboxes, returns, work: done, .. } = self;
+        let (count, top_k) = (ranks.len(), info.top_k);
         inboxes.iter_mut().for_each(Inbox::clear);
-        let mut rows = vec![0_u32; ranks.len()];
-        // (expert, row, source, choice) by rank, sorted by expert once all are there.
-        let mut work: Vec<Vec<(u16, u32, u16, u32)>> = vec![Vec::new(); ranks.len()];
+        let mut rows = vec![0_u32; count];
+        // (expert, row, source, choice) by host, sorted by expert once all are there.
+        let mut work: Vec<Vec<(u16, u32, u16, u32)>> = vec![Vec::new(); count];
         for (source, (rank, tokens)) in ranks.iter().zip(tokens).enumerate() {
+            let links = (layer * count + source) * count;
             for (token, step_token) in tokens.iter().enumerate() {
                 let position = u64::from(step_token.token.position);
                 let way = hash2(WAY_SEED ^ step_token.job, position) as usize % SplitTable::WAYS;
-                let mut sent: Vec<u16> = Vec::with_capacity(*top_k);
-                for k in 0..*top_k {
-                    let expert = rank.choices()[token * *top_k + k].expert;
-                    let host = split.host(LayerId(layer as u16), ExpertId(expert), way).0;
+                let mut sent: Vec<usize> = Vec::with_capacity(top_k);
+                for k in 0..top_k {
+                    let expert = rank.choices()[token * top_k + k].expert;
+                    let host = split.host(LayerId(layer as u16), ExpertId(expert), way).index();
                     if !sent.contains(&host) {
                         sent.push(host);
-                        rank.send(token, &mut inboxes[usize::from(host)]);
-                        rows[usize::from(host)] += 1;
+                        rank.send(token, &mut inboxes[host]);
+                        rows[host] += 1;
+                        done.sent[links + host] += 1;
                     }
-                    let row = rows[usize::from(host)] - 1;
-                    let choice = (token * *top_k + k) as u32;
-                    work[usize::from(host)].push((expert, row, source as u16, choice));
+                    done.returned[links + host] += 1;
+                    let choice = (token * top_k + k) as u32;
+                    work[host].push((expert, rows[host] - 1, source as u16, choice));
                 }
             }
         }
         for (list, tokens) in returns.iter_mut().zip(tokens) {
             list.clear();
-            list.resize(tokens.len() * *top_k, (0, 0));
+            list.resize(tokens.len() * top_k, (0, 0));
         }
         for (host, (mut work, inbox)) in work.into_iter().zip(inboxes).enumerate() {
             work.sort_unstable();
+            let cell = &mut done.ranks[layer * count + host];
+            cell.rows = work.len() as u32;
+            cell.tokens = rows[host];
+            cell.activated = work.chunk_by(|a, b| a.0 == b.0).count() as u16;
+            // Rows come in the order of their sources, so that a source's are together.
+            for run in work.chunk_by(|a, b| (a.0, a.2) == (b.0, b.2)) {
+                done.routing.push(RoutingRow {
+                    layer: LayerId(layer as u16),
+                    source: RankId(run[0].2),
+                    expert: ExpertId(run[0].0),
+                    host: Some(RankId(host as u16)),
+                    tokens: run.len() as u32,
+                });
+            }
             for (index, (expert, row, source, choice)) in work.into_iter().enumerate() {
                 inbox.work.push((expert, row));
                 returns[usize::from(source)][choice as usize] = (host as u16, index as u32);
@@ -196,7 +275,7 @@ impl LocalGroup {
 }
 
 /// CPU time of this thread, ns.
-fn cpu_ns() -> u64 {
+pub(crate) fn cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

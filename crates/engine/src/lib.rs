@@ -8,14 +8,18 @@
 //! **Invariants.** No scheduler here: batches and KV blocks are `sim`'s, the choice among copies is
 //! `split`'s. The router's choice is read, never changed.
 
+mod backend;
 mod checkpoint;
 mod error;
 mod group;
 mod model;
 mod rank;
+mod sampling;
 
+pub use backend::{Produced, Prompt, Virtual};
 pub use checkpoint::{Architecture, Checkpoint, ModelConfig, Numerics};
 pub use error::EngineError;
-pub use group::{LocalGroup, StepTimes, StepToken};
+pub use group::{LayerWork, LocalGroup, StepToken, StepWork};
 pub use model::Model;
 pub use rank::{Inbox, Rank, TokenIn};
+pub use sampling::{Sampled, Sampling, sample};

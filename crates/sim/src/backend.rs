@@ -151,7 +151,7 @@ pub struct Group {
     pub map_digest: String,
 }
 
-/// Decides what a step costs; a real engine will also decide the tokens.
+/// Decides what a step costs; an engine also decides the tokens.
 pub trait Backend {
     /// The dimensions that it serves with.
     fn group(&self) -> &Group;
@@ -161,6 +161,12 @@ pub trait Backend {
     /// # Errors
     /// Where the batch cannot be run.
     fn step(&mut self, batch: &StepBatch<'_>, cost: &mut StepCost) -> Result<(), SimError>;
+
+    /// Entries of the last step, by their index over all ranks, whose sequence has ended with it
+    /// (a stop token): only a backend that decides the tokens knows.
+    fn ended(&self) -> &[usize] {
+        &[]
+    }
 }
 
 /// A fixed time per step and per token of the fullest rank: for tests and hand-made timelines.

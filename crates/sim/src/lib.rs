@@ -57,6 +57,6 @@ pub use machine::{Event, Machine};
 pub use outcome::Outcomes;
 pub use replay::{Replay, StepTimes};
 pub use run::{Gap, RequestOutcome, Run, RunTotals, StepSummary};
-pub use simulate::simulate;
+pub use simulate::{serve, simulate};
 pub use sink::{NoSink, StepSink};
 pub use traffic::{Job, MixChange, TrafficFacts, TrafficSpec, draw_jobs};

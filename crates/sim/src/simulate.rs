@@ -26,22 +26,41 @@ pub fn simulate(
     jobs: &[Job],
     backend: &mut dyn Backend,
     sink: &mut dyn StepSink,
+    limits: Limits<'_>,
+) -> Result<Run, SimError> {
+    config.validate()?;
+    let admissions: Result<Vec<Admission>, SimError> =
+        jobs.iter().map(|job| Admission::replaying(job, routes, config)).collect();
+    serve(name, config, &admissions?, backend, sink, limits)
+}
+
+/// Serves requests on one group, to the last token or to a limit: [`simulate`] for a backend that
+/// knows more of a request than its recording. A backend may end a request before its length.
+///
+/// # Errors
+/// A configuration, requests that the group cannot serve, a backend or a sink that fails.
+pub fn serve(
+    name: &str,
+    config: &GroupConfig,
+    requests: &[Admission],
+    backend: &mut dyn Backend,
+    sink: &mut dyn StepSink,
     mut limits: Limits<'_>,
 ) -> Result<Run, SimError> {
     let group = backend.group().clone();
     let mut machine = Machine::new(config, usize::from(group.ranks))?;
-    let admissions: Result<Vec<Admission>, SimError> =
-        jobs.iter().map(|job| Admission::replaying(job, routes, config)).collect();
-    let admissions = admissions?;
-    let order = arrival_order(jobs)?;
+    for request in requests {
+        request.check(config)?;
+    }
+    let order = arrival_order(requests)?;
     let mut arrivals = order.iter().copied().peekable();
     let mut ledger = Ledger::new(name, config, &group);
     let mut cost = StepCost::default();
     let mut record = empty_record(&group);
     let mut now_ns = 0;
     loop {
-        while let Some(index) = arrivals.next_if(|&index| jobs[index].arrival_ns <= now_ns) {
-            machine.on(Event::Arrival(admissions[index]), jobs[index].arrival_ns);
+        while let Some(index) = arrivals.next_if(|&index| requests[index].arrival_ns <= now_ns) {
+            machine.on(Event::Arrival(requests[index]), requests[index].arrival_ns);
         }
         let steps = ledger.run.steps.len() as u64;
         if now_ns >= limits.until_ns || steps >= limits.steps_max {
@@ -49,7 +68,7 @@ pub fn simulate(
         }
         let Some(mut batch) = machine.ready(now_ns) else {
             match arrivals.peek() {
-                Some(&index) => now_ns = jobs[index].arrival_ns,
+                Some(&index) => now_ns = requests[index].arrival_ns,
                 None => break,
             }
             continue;
@@ -64,8 +83,11 @@ pub fn simulate(
         ledger.step(&batch, end_ns, &cost);
         open_record(&mut record, &batch, end_ns);
         // What arrives while the step runs is queued before its sequences leave.
-        while let Some(index) = arrivals.next_if(|&index| jobs[index].arrival_ns <= end_ns) {
-            machine.on(Event::Arrival(admissions[index]), jobs[index].arrival_ns);
+        while let Some(index) = arrivals.next_if(|&index| requests[index].arrival_ns <= end_ns) {
+            machine.on(Event::Arrival(requests[index]), requests[index].arrival_ns);
+        }
+        for entry in backend.ended() {
+            machine.on(Event::Stop(*entry), end_ns);
         }
         machine.on(Event::StepEnd, end_ns);
         now_ns = end_ns;
@@ -77,26 +99,32 @@ pub fn simulate(
             swap_rows(&mut record, &mut cost);
         }
         if steps.is_multiple_of(PROGRESS_EVERY) {
-            tell(&mut limits, steps + 1, now_ns, &machine, jobs);
+            tell(&mut limits, steps + 1, now_ns, &machine, requests);
         }
     }
     let steps = ledger.run.steps.len() as u64;
-    tell(&mut limits, steps, now_ns, &machine, jobs);
+    tell(&mut limits, steps, now_ns, &machine, requests);
     Ok(ledger.close(&mut machine))
 }
 
-fn tell(limits: &mut Limits<'_>, steps: u64, now_ns: u64, machine: &Machine, jobs: &[Job]) {
+fn tell(
+    limits: &mut Limits<'_>,
+    steps: u64,
+    now_ns: u64,
+    machine: &Machine,
+    requests: &[Admission],
+) {
     let finished = machine.outcomes().finished();
     if let Some(progress) = &mut limits.progress {
-        progress(Progress { steps, now_ns, finished, jobs: jobs.len() as u64 });
+        progress(Progress { steps, now_ns, finished, jobs: requests.len() as u64 });
     }
 }
 
-/// Indices of the jobs by arrival, equal ones by number.
-fn arrival_order(jobs: &[Job]) -> Result<Vec<usize>, SimError> {
-    let mut order: Vec<usize> = (0..jobs.len()).collect();
-    order.sort_by_key(|&index| (jobs[index].arrival_ns, jobs[index].job));
-    let mut numbers: Vec<u64> = jobs.iter().map(|job| job.job).collect();
+/// Indices of the requests by arrival, equal ones by number.
+fn arrival_order(requests: &[Admission]) -> Result<Vec<usize>, SimError> {
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by_key(|&index| (requests[index].arrival_ns, requests[index].job));
+    let mut numbers: Vec<u64> = requests.iter().map(|request| request.job).collect();
     numbers.sort_unstable();
     match numbers.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(SimError::Job { job: pair[0], problem: "is listed twice".into() }),
