@@ -222,9 +222,24 @@ impl Notes {
     }
 }
 
-/// Derives laws, value and bound again, from the numbers alone. Empty where everything agrees.
+/// Compares digests, and derives laws, value and bound again, from the numbers alone. Empty where
+/// everything agrees.
 #[must_use]
 pub fn check_certificate(certificate: &Certificate) -> Vec<Disagreement> {
+    let mut notes = Notes(Vec::new());
+    match certificate.digests_found() {
+        Ok(found) if found == certificate.digests => derive_certificate(certificate),
+        found => {
+            let claimed = format!("{:?}", certificate.digests);
+            notes.note("file".to_owned(), "digests", claimed, format!("{found:?}"));
+            notes.0
+        }
+    }
+}
+
+/// [`check_certificate`] without the digests, e.g. of one that has just been made.
+#[must_use]
+pub fn derive_certificate(certificate: &Certificate) -> Vec<Disagreement> {
     let mut notes = Notes(Vec::new());
     shape(certificate, &mut notes);
     for derive in [check::laws, check::values] {
@@ -236,16 +251,12 @@ pub fn check_certificate(certificate: &Certificate) -> Vec<Disagreement> {
     notes.0
 }
 
-/// Digests, lengths, and numbers that are costs.
+/// Lengths, and numbers that are costs.
 fn shape(c: &Certificate, notes: &mut Notes) {
     let q = &c.question;
     let (layers, experts) = (usize::from(q.shape.moe_layers), usize::from(q.shape.experts));
     let ranks = q.topology.rank_count();
     let file = || "file".to_owned();
-    match c.digests_found() {
-        Ok(found) if found == c.digests => {}
-        found => notes.note(file(), "digests", format!("{:?}", c.digests), format!("{found:?}")),
-    }
     let mut length = |field: &str, expected: usize, found: usize| {
         if expected != found {
             notes.note("file".to_owned(), field, expected, found);

@@ -29,7 +29,7 @@ mod verdict;
 
 pub use certificate::{
     CERTIFICATE_SCHEMA, Certificate, CertificateError, CertifiedObjective, Claims, Digests,
-    Disagreement, LayerClaim, Question, check_certificate,
+    Disagreement, LayerClaim, Question, check_certificate, derive_certificate,
 };
 pub use distribution::{
     Distributions, ExpertChoiceShift, RankLoad, RankLoadShift, TPOT_BINS, TpotHistogram,

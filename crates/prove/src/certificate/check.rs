@@ -1,10 +1,9 @@
-//! The derivation: laws, value and bound of a certificate, from its numbers alone.
-//!
-//! At most 200 lines, and nothing shared with `plan` or `split`: a fault there does not repeat here.
+//! The derivation: laws, value and bound of a certificate, from its numbers alone. 200
+//! lines, and nothing shared with `plan` or `split`: a fault there does not repeat here.
 
 use super::{Certificate, CertifiedObjective, Notes};
 use evenkeel_cost::ExpertCoefficients;
-use evenkeel_types::{MemoryPolicy, Rank};
+use evenkeel_types::MemoryPolicy;
 
 /// Every expert lives, nowhere twice, not on dead ranks; memory, pins, even slots, whole groups.
 pub(super) fn laws(c: &Certificate, notes: &mut Notes) {
@@ -45,16 +44,16 @@ pub(super) fn laws(c: &Certificate, notes: &mut Notes) {
                 notes.note(place(pin.expert.index()), "pinned to", pin.rank, "not there");
             }
         }
-        let even: &mut Vec<i64> = first.get_or_insert_with(|| here.clone());
+        let even: &mut Vec<u64> = first.get_or_insert_with(|| here.clone());
         if plan.same_slots_per_layer && *even != here {
             notes.note(format!("layer {layer}"), "copies per rank", "as in layer 0", "others");
         }
         held.iter_mut().zip(here).for_each(|(held, here)| *held += here);
     }
-    let (memory, bytes) = (&q.policy.memory, q.shape.expert_bytes() as f64);
-    let resident = MemoryPolicy::resident_bytes(&q.shape) as f64;
+    let (memory, resident) = (&q.policy.memory, MemoryPolicy::resident_bytes(&q.shape) as f64);
     for (rank, held) in ranks.iter().zip(held) {
-        let weights = resident + (held + i64::from(memory.staging_slots)) as f64 * bytes;
+        let held = held + u64::from(memory.staging_slots);
+        let weights = resident + (held * q.shape.expert_bytes()) as f64;
         let may = rank.hbm_bytes as f64 * (1.0 - memory.hbm_reserve_share - memory.kv_floor_share);
         if weights > may + 2.0 {
             notes.note(rank.id.to_string(), "weight bytes", format!("at most {may}"), weights);
@@ -71,9 +70,8 @@ fn copies(c: &Certificate, layer: usize) -> impl Iterator<Item = (usize, usize, 
 
 /// The slowest rank of every layer, mean over steps, and what no map can beat; their sums.
 pub(super) fn values(c: &Certificate, notes: &mut Notes) {
-    let q = &c.question;
-    let summed = q.objective == CertifiedObjective::SummedTokens;
-    let fixed = if summed { 0.0 } else { q.fixed_us };
+    let summed = c.question.objective == CertifiedObjective::SummedTokens;
+    let fixed = if summed { 0.0 } else { c.question.fixed_us };
     let (mut value, mut bound) = (fixed, fixed);
     for (layer, claim) in c.claims.layers.iter().enumerate() {
         let (us, least_us) = layer_values(c, layer, summed);
@@ -90,29 +88,32 @@ pub(super) fn values(c: &Certificate, notes: &mut Notes) {
 /// Value and bound of one layer.
 fn layer_values(c: &Certificate, layer: usize, summed: bool) -> (f64, f64) {
     let (q, ranks) = (&c.question, c.question.topology.ranks());
-    let alive: Vec<Rank> = ranks.iter().copied().filter(|rank| !rank.dead).collect();
-    let (speeds, cost) = (alive.iter().map(|r| r.speed_share).sum::<f64>(), Cost::of(c, &alive));
+    let alive: Vec<usize> = (0..ranks.len()).filter(|r| !ranks[*r].dead).collect();
+    let speeds: f64 = alive.iter().map(|r| ranks[*r].speed_share).sum();
+    let cost = Cost::of(c, alive.len());
     let idle = |r: usize, slots: usize| {
         let extra = q.rank_extra_us.as_ref().map_or(0.0, |x| x[layer * ranks.len() + r]);
         cost.k.floor_us + cost.k.slot_us * slots as f64 + extra
     };
     let now: Vec<f64> = (0..ranks.len()).map(|r| idle(r, c.map.slots[layer][r].len())).collect();
-    let live = |r: &Rank| q.slots_live[layer][r.id.index()];
-    let least = |r: &Rank| idle(r.id.index(), usize::from(live(r)));
-    let free = |r: &Rank| usize::from(live(r).max(q.policy.plan.slots_per_rank));
+    let live = |r: usize| usize::from(q.slots_live[layer][r]);
+    let factor: Vec<f64> = ranks.iter().map(|rank| 1.0 / rank.speed_share).collect();
+    let mut least: Vec<_> = alive.iter().map(|r| (idle(*r, live(*r)), factor[*r])).collect();
+    let idle_us: f64 = least.iter().map(|(us, _)| us).sum();
+    least.dedup();
+    let free = |r: &usize| live(*r).max(usize::from(q.policy.plan.slots_per_rank));
     let slots: usize = alive.iter().map(free).sum();
     let mut all = vec![0.0; q.loads.experts];
     copies(c, layer).for_each(|(_, expert, parts)| all[expert] += f64::from(parts));
     let shares: Vec<(usize, usize, f64)> =
         copies(c, layer).map(|(r, e, parts)| (r, e, f64::from(parts) / all[e])).collect();
     let (mut us, mut least_us) = (0.0, 0.0);
-    let window: Vec<usize> = (0..q.loads.steps.len()).collect();
-    let steps = window.chunks(if summed { window.len() } else { 1 });
+    let steps = q.loads.steps.chunks(if summed { q.loads.steps.len() } else { 1 });
     let count = steps.len() as f64;
     for steps in steps {
         let mut rows = vec![0.0; q.loads.experts];
         for step in steps {
-            let counts = q.loads.layer(*step, layer).iter();
+            let counts = &step.counts[layer * rows.len()..];
             rows.iter_mut().zip(counts).for_each(|(row, count)| *row += f64::from(*count));
         }
         let whole: Vec<f64> = rows.iter().map(|m| cost.cell(*m)).collect();
@@ -120,11 +121,10 @@ fn layer_values(c: &Certificate, layer: usize, summed: bool) -> (f64, f64) {
         for (rank, e, share) in &shares {
             time[*rank] += if *share < 1.0 { cost.cell(rows[*e] * share) } else { whole[*e] };
         }
-        let slowest = alive.iter().map(|r| time[r.id.index()] / r.speed_share).fold(0.0, f64::max);
-        let cuts: f64 = rows.iter().map(|m| cost.cut(*m, alive.len())).sum();
-        let work = alive.iter().map(least).sum::<f64>() + whole.iter().sum::<f64>() + cuts;
+        let slowest = alive.iter().map(|r| time[*r] * factor[*r]).fold(0.0, f64::max);
+        let work = idle_us + whole.iter().sum::<f64>() + cost.cuts(&rows, alive.len());
         let alone = |piece: f64| {
-            let times = alive.iter().map(|r| (least(r) + cost.cell(piece)) / r.speed_share);
+            let times = least.iter().map(|(idle, factor)| (idle + cost.cell(piece)) * factor);
             cost.knee(times.fold(f64::INFINITY, f64::min))
         };
         us += cost.knee(slowest);
@@ -140,28 +140,33 @@ struct Cost {
 }
 
 impl Cost {
-    fn of(c: &Certificate, alive: &[Rank]) -> Self {
+    fn of(c: &Certificate, alive: usize) -> Self {
         let q = &c.question;
         if q.objective == CertifiedObjective::SummedTokens {
             return Self { k: ExpertCoefficients::FREE, row_us: 1.0 };
         }
         // A rank sees 1 − e^−x distinct tokens per token of the step, x = choices per rank.
-        let x = f64::from(q.shape.top_k) / alive.len() as f64;
+        let x = f64::from(q.shape.top_k) / alive as f64;
         let token_us = q.coefficients.token_us * (1.0 - (-x).exp()) / x;
         Self { k: q.coefficients, row_us: q.coefficients.row_us + q.exchange_us_per_row + token_us }
     }
 
     fn cell(&self, rows: f64) -> f64 {
         let tile = f64::from(self.k.tile_rows.max(1));
-        let full = (rows / tile).floor();
-        let further = (full + (rows - full * tile).min(1.0) - 1.0).max(0.0);
-        rows * self.row_us + rows.min(1.0) * self.k.first_us + further * self.k.further_tile_us
+        let first = rows * self.row_us + rows.min(1.0) * self.k.first_us;
+        if rows <= tile {
+            return first;
+        }
+        let full = (rows / tile) as u64 as f64;
+        first + (full - 1.0 + (rows - full * tile).min(1.0)) * self.k.further_tile_us
     }
 
-    /// What cutting an expert could save at most: only a first tile cheaper than a further one.
-    fn cut(&self, rows: f64, ranks: usize) -> f64 {
-        let tiles = (rows / f64::from(self.k.tile_rows.max(1))).ceil().min(ranks as f64);
-        (self.k.first_us - self.k.further_tile_us).min(0.0) * (tiles - 1.0).max(0.0)
+    /// What cutting experts could save at most: only a first tile cheaper than a further one does.
+    fn cuts(&self, rows: &[f64], ranks: usize) -> f64 {
+        let saved = (self.k.first_us - self.k.further_tile_us).min(0.0);
+        let tiles = |m: &f64| (m / f64::from(self.k.tile_rows.max(1))).ceil().min(ranks as f64);
+        let cuts = rows.iter().filter(|_| saved < 0.0).map(|m| (tiles(m) - 1.0).max(0.0));
+        saved * cuts.sum::<f64>()
     }
 
     /// Applies the host's launch time, `(a⁸ + b⁸)^(1/8)`.
