@@ -31,9 +31,10 @@ struct Step {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Schedule {
     pub(crate) stages: Vec<Stage>,
-    /// `[stage][rank]`: copies in force while the stage is prepared.
+    /// `[stage][rank]`: copies in slots while the stage is prepared.
     pub(crate) copies: Vec<Vec<u64>>,
-    /// `[stage][rank]`: copies in flight.
+    /// `[stage][rank]`: copies in staging memory: in flight, or in force beside a copy that ends
+    /// later.
     pub(crate) arriving: Vec<Vec<u64>>,
     /// (stage, layer, expert) without a copy after a commit: only where a map lacks the expert.
     pub(crate) orphans: Vec<(usize, LayerId, ExpertId)>,
@@ -58,7 +59,9 @@ pub(crate) fn schedule(
     while open.any() {
         let Chosen { steps, sources } = open.choose();
         let stage = schedule.stages.len();
-        let mut arriving = vec![0; live.ranks()];
+        let mut arriving: Vec<u64> = open.parked.iter().map(|n| u64::from(*n)).collect();
+        let in_slots = open.holders.copies.iter().zip(&arriving).map(|(all, parked)| all - parked);
+        schedule.copies.push(in_slots.collect());
         let mut built = Stage { start_s: clock_s, ..Stage::default() };
         for (&(index, parks), from) in steps.iter().zip(sources) {
             let step = open.steps[index];
@@ -74,7 +77,6 @@ pub(crate) fn schedule(
         }
         built.time_s = time(&mut built.transfers, clock_s, links, policy, expert_bytes);
         clock_s += built.time_s;
-        schedule.copies.push(open.holders.copies.clone());
         schedule.arriving.push(arriving);
         open.commit(&steps);
         for &(layer, _, expert) in &built.drops {

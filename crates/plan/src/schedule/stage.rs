@@ -82,7 +82,7 @@ pub(super) struct Open<'a> {
     /// `[rank]`: copies that every stage so far has sent.
     sent: Vec<u64>,
     /// `[rank]`: staging slots that hold a copy whose place is still taken.
-    parked: Vec<u32>,
+    pub(super) parked: Vec<u32>,
     links: &'a Links,
     limits: Limits,
 }

@@ -158,8 +158,18 @@ impl<'a> Restorer<'a> {
     }
 
     /// Every orphan gets one copy: over an empty slot that memory holds or over a copy with
-    /// siblings, where it leaves the ranks most even; no rank more than its part.
+    /// siblings, where it leaves the ranks most even; no rank more than its part. Where memory ends
+    /// before all are back, empty slots are kept for layers without copies to overwrite.
     pub(super) fn first_loads(&self, lost: &Domain) -> First<'_> {
+        let first = self.loads(lost, false);
+        if first.unrestored.is_empty() {
+            return first;
+        }
+        let sparing = self.loads(lost, true);
+        if sparing.unrestored.len() < first.unrestored.len() { sparing } else { first }
+    }
+
+    fn loads(&self, lost: &Domain, sparing: bool) -> First<'_> {
         let group = &self.group;
         let alive = group.alive_without(&lost.ranks);
         let mut states: Vec<State<'_>> =
@@ -173,7 +183,8 @@ impl<'a> Restorer<'a> {
         order.sort_by(|a, b| rows(b).cmp(&rows(a)).then(a.cmp(b)));
         let left = alive.iter().filter(|alive| **alive).count().max(1);
         let part = (orphans.len() as f64 / left as f64 * PART_MORE).ceil() as u32;
-        let mut desk = Desk { room: group.room.clone(), taken: vec![0; alive.len()], part };
+        let mut desk =
+            Desk { room: group.room.clone(), taken: vec![0; alive.len()], part, sparing };
         let (mut loads, mut unrestored) = (Vec::with_capacity(order.len()), Vec::new());
         for (layer, expert) in order {
             let state = &mut states[layer.index()];
@@ -224,8 +235,8 @@ impl<'a> Restorer<'a> {
                 if !free {
                     continue;
                 }
-                let uneven = policy.same_slots_per_layer && held.is_none();
-                let class = (away, uneven, full);
+                let uneven = (desk.sparing || policy.same_slots_per_layer) && held.is_none();
+                let class = (uneven, away, full);
                 let worth = state.unevenness(expert.0, place);
                 let better = best.as_ref().is_none_or(|(other, value, _)| {
                     class.cmp(other).then(worth.total_cmp(value)).is_lt()
@@ -383,4 +394,6 @@ struct Desk {
     taken: Vec<u32>,
     /// Orphans that every rank may load before any takes more.
     part: u32,
+    /// Empty slots come last.
+    sparing: bool,
 }

@@ -47,19 +47,23 @@ pub fn spread(
         let mut state = group.state(layer, &group.alive);
         before.push(state.balancedness());
         let limit = state.slowest().map_or(0.0, |rank| state.time(rank)) * (1.0 + loss_share);
-        for expert in 0..group.experts() as u16 {
-            if !is_together(&state.hosts[usize::from(expert)], &domain_of) {
-                continue;
-            }
-            together_before += 1;
-            match best_swap(&state, expert, &domain_of, limit, &pins) {
-                Some((from, to)) => {
-                    state.swap(from, to);
-                    moves += 2;
-                }
-                None => together.push((LayerId(layer as u16), ExpertId(expert))),
+        let together_now = |state: &State<'_>| -> Vec<u16> {
+            let hosts = state.hosts.iter().enumerate();
+            hosts.filter(|(_, h)| is_together(h, &domain_of)).map(|(e, _)| e as u16).collect()
+        };
+        let found = together_now(&state);
+        together_before += found.len();
+        for expert in found {
+            // A swap for another expert may have parted its copies already.
+            if is_together(&state.hosts[usize::from(expert)], &domain_of)
+                && let Some((from, to)) = best_swap(&state, expert, &domain_of, limit, &pins)
+            {
+                state.swap(from, to);
+                moves += 2;
             }
         }
+        let left = together_now(&state).into_iter();
+        together.extend(left.map(|expert| (LayerId(layer as u16), ExpertId(expert))));
         after.push(state.balancedness());
         for (slots, now) in map.slots[layer].iter_mut().zip(state.slots) {
             for (slot, now) in slots.iter_mut().zip(now) {
