@@ -125,7 +125,10 @@ impl<'a> Open<'a> {
 
     /// The next stage: chains in order as far as they fit; else a ring opened; else a ring whole.
     pub(super) fn choose(&mut self) -> Chosen {
-        let chosen = self.pick();
+        let mut chosen = self.pick();
+        if chosen.steps.is_empty() && self.pair_anew() {
+            chosen = self.pick();
+        }
         if !chosen.steps.is_empty() {
             return chosen;
         }
@@ -159,6 +162,39 @@ impl<'a> Open<'a> {
             }
             self.done[index] = !parks;
         }
+    }
+
+    /// Pairs the arrivals and ends of a rank anew, so that ends that may happen now go with a copy
+    /// that is parked, then with arrivals. Which slot an arrival takes is free, and a ring that has
+    /// been opened can so be walked to its end: a rank that sent a copy has one end to give, and
+    /// only the rank that the walk began on has none to take. Returns whether anything changed.
+    fn pair_anew(&mut self) -> bool {
+        let mut changed = false;
+        let last = self.steps.len().min(self.first + LOOKED_AT_MAX);
+        let mut from = self.first;
+        while from < last {
+            let Step { layer, rank, .. } = self.steps[from];
+            let here = |step: &Step| (step.layer, step.rank) == (layer, rank);
+            let to = from + self.steps[from..].iter().take_while(|step| here(step)).count();
+            let mut open: Vec<usize> = (from..to)
+                .filter(|index| !self.done[*index] && self.steps[*index].remove.is_some())
+                .collect();
+            open.sort_by_key(|index| {
+                let Step { parked, add, .. } = self.steps[*index];
+                (!parked, add.is_none())
+            });
+            let mut removes: Vec<_> = open.iter().map(|index| self.steps[*index].remove).collect();
+            let lives_on = |expert: &Option<ExpertId>| {
+                expert.is_some_and(|expert| self.holders.of_expert(layer, expert).len() > 1)
+            };
+            removes.sort_by_key(|expert| !lives_on(expert));
+            for (index, remove) in open.into_iter().zip(removes) {
+                changed |= self.steps[index].remove != remove;
+                self.steps[index].remove = remove;
+            }
+            from = to;
+        }
+        changed
     }
 
     /// Fills one stage: chains in order, as far as they fit.
