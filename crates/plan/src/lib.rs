@@ -35,7 +35,7 @@ mod study;
 pub mod survive;
 mod trial;
 
-pub use check::{TransitionViolation, check, check_transition};
+pub use check::{Impossible, Link, TransitionViolation, check, check_schedule, check_transition};
 pub use error::PlanError;
 pub use input::{Objective, PlanInput, SplitRule};
 pub use outcome::{

@@ -1,6 +1,6 @@
 //! From an input to an outcome.
 
-use crate::check::{TransitionViolation, check, check_transition};
+use crate::check::{check, check_transition};
 use crate::frontier::{Budget, Offers, buy};
 use crate::layer::{Layer, Slots, hosts_of};
 use crate::pack::{align, pack, replicate};
@@ -260,21 +260,8 @@ impl Study<'_> {
         }
         let bytes = input.shape.expert_bytes();
         let stages = schedule(input.live, map, &self.links, input.policy, bytes).stages;
-        let mut layers = Vec::new();
-        for violation in found {
-            match violation {
-                TransitionViolation::Orphan { layer, .. }
-                | TransitionViolation::DegradedLink { layer, .. } => layers.push(layer.index()),
-                TransitionViolation::StageMemory { stage, rank, .. } => {
-                    let here = stages[stage].transfers.iter().filter(|t| t.to == rank);
-                    layers.extend(here.map(|transfer| transfer.layer.index()));
-                }
-                // Of the map as a whole: judged by the caller.
-                TransitionViolation::Map { .. }
-                | TransitionViolation::Parent { .. }
-                | TransitionViolation::TooManyMoves { .. } => {}
-            }
-        }
+        let layers = found.iter().flat_map(|violation| violation.layers(&stages));
+        let mut layers: Vec<usize> = layers.map(|layer| layer.index()).collect();
         layers.sort_unstable();
         layers.dedup();
         Ok(layers)

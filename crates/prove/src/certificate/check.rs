@@ -1,5 +1,5 @@
-//! The derivation: laws, value and bound of a certificate, from its numbers alone. 200
-//! lines, and nothing shared with `plan` or `split`: a fault there does not repeat here.
+//! The derivation: laws, value and bound of a certificate, from its numbers alone. At most 200 lines,
+//! and nothing shared with `plan` or `split`: a fault there does not repeat here.
 
 use super::{Certificate, CertifiedObjective, Notes};
 use evenkeel_cost::ExpertCoefficients;
