@@ -70,10 +70,12 @@ pub enum PlanError {
     },
     /// Fewer slots than experts.
     #[error(
-        "plan: {slots} slots of live ranks in a layer for {experts} experts: {} missing",
+        "plan: {layer}: {slots} slots of live ranks for {experts} experts: {} missing",
         experts - slots
     )]
     TooFewSlots {
+        /// Layer.
+        layer: LayerId,
         /// Slots that may be filled, over all ranks that live.
         slots: usize,
         /// Experts, more than slots.

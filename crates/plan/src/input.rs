@@ -102,6 +102,7 @@ impl PlanInput<'_> {
     pub(crate) fn validate(&self) -> Result<(), PlanError> {
         let Self { shape, live, loads, .. } = self;
         live.fits(shape, self.ranks())?;
+        self.validate_slots()?;
         if let Some(violation) = live.violations().into_iter().next() {
             return Err(PlanError::LiveBroken { version: live.version, violation });
         }
@@ -124,6 +125,21 @@ impl PlanInput<'_> {
         }
         self.validate_constraints()?;
         self.validate_costs()
+    }
+
+    /// Checks that the ranks that live have a slot for every expert.
+    fn validate_slots(&self) -> Result<(), PlanError> {
+        let (experts, ranks) = (usize::from(self.shape.experts), self.topology.ranks());
+        let wanted = usize::from(self.policy.plan.slots_per_rank);
+        for (index, layer) in self.live.slots.iter().enumerate() {
+            let alive = layer.iter().zip(&ranks).filter(|(_, rank)| !rank.dead);
+            let slots = alive.map(|(slots, _)| slots.len().max(wanted)).sum();
+            if slots < experts {
+                let layer = LayerId(index as u16);
+                return Err(PlanError::TooFewSlots { layer, slots, experts });
+            }
+        }
+        Ok(())
     }
 
     /// Checks that the policy's constraints can be met by some map of this shape.

@@ -200,7 +200,8 @@ impl Study<'_> {
         let totals = &self.loads[layer].totals;
         let slots: usize = sizes.iter().sum();
         if slots < totals.len() {
-            return Err(PlanError::TooFewSlots { slots, experts: totals.len() });
+            let layer = LayerId(layer as u16);
+            return Err(PlanError::TooFewSlots { layer, slots, experts: totals.len() });
         }
         let copies = replicate(totals, slots, sizes.len());
         let packed = pack(totals, &copies, sizes, &self.costs.weights);

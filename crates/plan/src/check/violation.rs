@@ -230,7 +230,7 @@ impl TransitionViolation {
     /// Layers whose change causes the violation, given the stages; none where it is the whole map's.
     #[must_use]
     pub fn layers(&self, stages: &[Stage]) -> Vec<LayerId> {
-        let arriving = |stage: &usize, into: Option<RankId>| {
+        let arriving = |stage: &usize, into: Option<RankId>| -> Vec<LayerId> {
             let transfers = stages.get(*stage).into_iter().flat_map(|stage| &stage.transfers);
             let concerned = transfers.filter(|t| into.is_none_or(|rank| rank == t.to));
             concerned.map(|transfer| transfer.layer).collect()
@@ -242,7 +242,20 @@ impl TransitionViolation {
             | Self::Unfinished { layer, .. } => vec![*layer],
             Self::StageMemory { stage, rank, .. } => arriving(stage, Some(*rank)),
             Self::Operations { stage, .. } => arriving(stage, None),
-            Self::Map { .. } | Self::Parent { .. } | Self::TooManyMoves { .. } => Vec::new(),
+            Self::Map { violation } => match violation {
+                Violation::Missing { layer, .. }
+                | Violation::Duplicate { layer, .. }
+                | Violation::Foreign { layer, .. }
+                | Violation::Digest { layer, .. }
+                | Violation::DeadRank { layer, .. }
+                | Violation::NotPinned { layer, .. }
+                | Violation::SplitGroup { layer, .. } => vec![*layer],
+                Violation::UnevenSlots { layer, .. } => vec![LayerId(0), *layer],
+                Violation::Memory { rank, .. } => {
+                    (0..stages.len()).flat_map(|stage| arriving(&stage, Some(*rank))).collect()
+                }
+            },
+            Self::Parent { .. } | Self::TooManyMoves { .. } => Vec::new(),
         }
     }
 }

@@ -12,6 +12,7 @@ use evenkeel_trace::{StepLoad, StepLoads};
 use evenkeel_types::{ExpertMap, ModelShape, Phase, Policy, Topology, hash2, hash3, unit_f64};
 
 pub mod certify;
+pub mod random;
 
 #[derive(Clone, Debug)]
 pub struct Problem {
@@ -55,7 +56,8 @@ impl Problem {
             .into_iter()
             .map(|counts| {
                 let layers = usize::from(layers).max(1);
-                let tokens = counts.iter().sum::<u32>() / layers as u32;
+                let tokens = counts.iter().map(|count| u64::from(*count)).sum::<u64>();
+                let tokens = u32::try_from(tokens / layers as u64).unwrap_or(u32::MAX);
                 StepLoad { tokens, counts }
             })
             .collect();
