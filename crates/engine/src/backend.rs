@@ -5,54 +5,20 @@
 //! something on a machine with two cores. Times are marked accordingly: compute measured, exchange
 //! modelled.
 
-use crate::group::{LayerWork, LocalGroup, StepToken};
-use crate::rank::TokenIn;
-use crate::sampling::{Sampled, Sampling, sample};
-use evenkeel_sim::{Backend, Entry, Group, SimError, StepBatch, StepCost};
+use crate::EngineError;
+use crate::group::LocalGroup;
+use crate::texts::{Produced, Prompt, Texts};
+use crate::worker::{LayerWork, cpu_ns};
+use evenkeel_sim::{Backend, Group, SimError, StepBatch, StepCost};
 use evenkeel_trace::{Direction, LayerCell, LinkRow};
 use evenkeel_types::{LayerId, RankId, Topology};
-use std::collections::BTreeMap;
-
-/// What a client wants continued.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Prompt {
-    /// Its tokens, at least one.
-    pub tokens: Vec<u32>,
-    /// How the continuation is chosen.
-    pub sampling: Sampling,
-    /// Tokens that end it; they are produced and end it.
-    pub stop_tokens: Vec<u32>,
-    /// How many likeliest tokens are reported with each.
-    pub tops: usize,
-}
-
-/// A token that a step produced.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Produced {
-    /// Request.
-    pub job: u64,
-    /// The token.
-    pub token: Sampled,
-    /// Whether it is a stop token.
-    pub stops: bool,
-}
-
-/// A text under way.
-struct Text {
-    prompt: Prompt,
-    /// Prompt and outputs.
-    tokens: Vec<u32>,
-}
 
 /// A [`LocalGroup`] under the step loop.
 pub struct Virtual {
     group: LocalGroup,
     info: Group,
     topology: Topology,
-    texts: BTreeMap<u64, Text>,
-    produced: Vec<Produced>,
-    ended: Vec<usize>,
-    logits: Vec<f32>,
+    texts: Texts,
 }
 
 impl Virtual {
@@ -66,15 +32,8 @@ impl Virtual {
             let (found, expected) = (found.to_string(), expected.to_string());
             return Err(SimError::Mismatch { place: "the topology's ranks", found, expected });
         }
-        Ok(Self {
-            info: group.info().clone(),
-            group,
-            topology,
-            texts: BTreeMap::new(),
-            produced: Vec::new(),
-            ended: Vec::new(),
-            logits: Vec::new(),
-        })
+        let texts = Texts::new(group.vocab());
+        Ok(Self { info: group.info().clone(), group, topology, texts })
     }
 
     /// Makes a request's prompt known, before its first step.
@@ -82,57 +41,17 @@ impl Virtual {
     /// # Errors
     /// A prompt that is empty or holds a token beyond the vocabulary.
     pub fn open(&mut self, job: u64, prompt: Prompt) -> Result<(), SimError> {
-        let bad = |problem: String| Err(SimError::Job { job, problem });
-        let vocab = self.group.vocab();
-        if prompt.tokens.is_empty() {
-            return bad("has an empty prompt".into());
-        }
-        if let Some(id) = prompt.tokens.iter().find(|id| **id as usize >= vocab) {
-            return bad(format!("has token {id}, the vocabulary has {vocab}"));
-        }
-        self.texts.insert(job, Text { tokens: prompt.tokens.clone(), prompt });
-        Ok(())
+        self.texts.open(job, prompt)
     }
 
     /// Forgets a request and returns its tokens, prompt and outputs.
     pub fn close(&mut self, job: u64) -> Option<Vec<u32>> {
-        self.texts.remove(&job).map(|text| text.tokens)
+        self.texts.close(job)
     }
 
     /// Takes the tokens that steps have produced since the last call.
     pub fn take_produced(&mut self) -> Vec<Produced> {
-        std::mem::take(&mut self.produced)
-    }
-
-    /// Chooses the next token of every sequence whose known tokens are all fed; CPU time by rank.
-    fn choose(&mut self, batch: &StepBatch<'_>) -> Vec<u64> {
-        let mut times = Vec::with_capacity(batch.rank_ends.len());
-        let mut start = 0;
-        for (rank, &end) in batch.rank_ends.iter().enumerate() {
-            let began = crate::group::cpu_ns();
-            let mut row = 0;
-            for index in start..end {
-                let entry = batch.entries[index];
-                row += entry.tokens as usize;
-                let Some(text) = self.texts.get_mut(&entry.job) else { continue };
-                let position = entry.context + entry.tokens;
-                if position as usize != text.tokens.len() {
-                    continue;
-                }
-                self.group.ranks_mut()[rank].logits(row - 1, &mut self.logits);
-                let Prompt { sampling, tops, stop_tokens, .. } = &text.prompt;
-                let token = sample(&self.logits, sampling, position, *tops);
-                text.tokens.push(token.id);
-                let stops = stop_tokens.contains(&token.id);
-                if stops {
-                    self.ended.push(index);
-                }
-                self.produced.push(Produced { job: entry.job, token, stops });
-            }
-            times.push(crate::group::cpu_ns() - began);
-            start = end;
-        }
-        times
+        self.texts.take_produced()
     }
 
     /// Time of a layer's exchange by the topology, ns by sending rank: a rank's messages leave one
@@ -300,49 +219,29 @@ impl<'a> Volumes<'a> {
     }
 }
 
-/// The tokens of a step, rank by rank.
-fn tokens_of<'a>(
-    texts: &'a BTreeMap<u64, Text>,
-    batch: &StepBatch<'a>,
-) -> Result<Vec<Vec<StepToken<'a>>>, SimError> {
-    let mut ranks = Vec::with_capacity(batch.rank_ends.len());
-    let mut start = 0;
-    for &end in batch.rank_ends {
-        let mut tokens = Vec::new();
-        for index in start..end {
-            let Entry { job, context, tokens: count, .. } = batch.entries[index];
-            let text = texts.get(&job).ok_or_else(|| unknown(job))?;
-            let blocks = batch.blocks(index);
-            for position in context..context + count {
-                let id = *text.tokens.get(position as usize).ok_or_else(|| unknown(job))?;
-                tokens.push(StepToken { job, token: TokenIn { id, position, blocks } });
-            }
-        }
-        ranks.push(tokens);
-        start = end;
-    }
-    Ok(ranks)
-}
-
-fn unknown(job: u64) -> SimError {
-    SimError::Job { job, problem: "is not known to the engine".into() }
-}
-
 impl Backend for Virtual {
     fn group(&self) -> &Group {
         &self.info
     }
 
     fn step(&mut self, batch: &StepBatch<'_>, cost: &mut StepCost) -> Result<(), SimError> {
-        self.ended.clear();
-        let Self { group, texts, .. } = self;
-        group.step(&tokens_of(texts, batch)?, |_, _| {});
+        let shares = self.texts.shares(batch)?;
+        let failed = |error: EngineError| SimError::Backend { problem: error.to_string() };
+        self.group.step(&shares, |_, _| {}).map_err(failed)?;
         self.charge(batch, cost);
-        cost.rest_ns += most_of(&self.choose(batch));
+        let mut slowest_ns = 0;
+        let mut chosen = Vec::with_capacity(shares.len());
+        for (worker, shares) in self.group.workers_mut().iter_mut().zip(&shares) {
+            let start = cpu_ns();
+            chosen.push(worker.choose(shares));
+            slowest_ns = slowest_ns.max(cpu_ns() - start);
+        }
+        cost.rest_ns += slowest_ns;
+        self.texts.extend(batch, &shares, chosen);
         Ok(())
     }
 
     fn ended(&self) -> &[usize] {
-        &self.ended
+        self.texts.ended()
     }
 }

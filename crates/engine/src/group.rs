@@ -3,34 +3,15 @@
 use crate::EngineError;
 use crate::checkpoint::{Checkpoint, Numerics};
 use crate::model::Model;
-use crate::rank::{Inbox, Rank, TokenIn};
+use crate::rank::Rank;
+use crate::texts::Share;
+use crate::worker::{LayerWork, Packet, Worker};
 use evenkeel_kernels::{BLOCK_TOKENS, Isa};
 use evenkeel_sim::Group;
 use evenkeel_split::SplitTable;
 use evenkeel_trace::RoutingRow;
-use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId, hash2};
-use rustix::time::{ClockId, clock_gettime};
+use evenkeel_types::{ExpertId, ExpertMap};
 use std::sync::Arc;
-
-/// Seed of the ways that tokens take among copies.
-const WAY_SEED: u64 = 0x5157_4159;
-
-/// What one rank did in one layer of a step; times are CPU times of the thread that ran it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LayerWork {
-    /// Attention, norms and router, ns.
-    pub attention_ns: u64,
-    /// Experts, ns.
-    pub expert_ns: u64,
-    /// Weighted sum of what came back, ns.
-    pub combine_ns: u64,
-    /// (token, expert) rows that its experts computed.
-    pub rows: u32,
-    /// Distinct tokens that it received.
-    pub tokens: u32,
-    /// Its experts with at least one row.
-    pub activated: u16,
-}
 
 /// What a step did, layer by layer.
 #[derive(Clone, Debug, Default)]
@@ -61,27 +42,14 @@ impl StepWork {
 /// Ranks that share a process.
 #[derive(Debug)]
 pub struct LocalGroup {
-    ranks: Vec<Rank>,
-    split: SplitTable,
+    workers: Vec<Worker>,
     info: Group,
     hidden: usize,
     vocab: usize,
     numerics: Numerics,
-    inboxes: Vec<Inbox>,
-    /// `[rank]`: outputs of its experts.
-    outputs: Vec<Vec<f32>>,
-    /// `[rank][token * top_k + k]`: rank and index of the work that computed the choice.
-    returns: Vec<Vec<(u16, u32)>>,
+    /// `[source][host]`: on the way to experts, and what each host sends back.
+    packets: Vec<Vec<Packet>>,
     work: StepWork,
-}
-
-/// One token of a step, with what decides its way among copies.
-#[derive(Clone, Copy, Debug)]
-pub struct StepToken<'a> {
-    /// Number of its request.
-    pub job: u64,
-    /// The token.
-    pub token: TokenIn<'a>,
 }
 
 impl LocalGroup {
@@ -94,7 +62,7 @@ impl LocalGroup {
         numerics: Numerics,
         isa: Isa,
         map: &ExpertMap,
-        split: SplitTable,
+        split: &SplitTable,
         kv_blocks: usize,
     ) -> Result<Self, EngineError> {
         let config = checkpoint.config();
@@ -109,17 +77,17 @@ impl LocalGroup {
         if let Some(violation) = map.violations().into_iter().next() {
             return bad(violation.to_string());
         }
-        let rank = |rank: usize| -> Result<Rank, EngineError> {
+        let worker = |rank: usize| -> Result<Worker, EngineError> {
             let holds = |layer: usize, expert: usize| {
                 map.slots[layer][rank].contains(&Some(ExpertId(expert as u16)))
             };
-            Ok(Rank::new(Model::load(checkpoint, numerics, holds)?, isa, kv_blocks))
+            let model = Model::load(checkpoint, numerics, holds)?;
+            Ok(Worker::new(Rank::new(model, isa, kv_blocks), rank as u16, split.clone()))
         };
-        let ranks: Vec<Rank> = (0..map.ranks()).map(rank).collect::<Result<_, _>>()?;
-        let count = ranks.len();
+        let workers: Vec<Worker> = (0..map.ranks()).map(worker).collect::<Result<_, _>>()?;
+        let count = workers.len();
         Ok(Self {
-            ranks,
-            split,
+            workers,
             info: Group {
                 ranks: count as u16,
                 layers: config.layers,
@@ -131,9 +99,7 @@ impl LocalGroup {
             hidden: config.hidden,
             vocab: config.vocab,
             numerics,
-            inboxes: vec![Inbox::default(); count],
-            outputs: vec![Vec::new(); count],
-            returns: vec![Vec::new(); count],
+            packets: vec![vec![Packet::default(); count]; count],
             work: StepWork::default(),
         })
     }
@@ -143,13 +109,13 @@ impl LocalGroup {
 
     /// The ranks.
     #[must_use]
-    pub fn ranks(&self) -> &[Rank] {
-        &self.ranks
+    pub fn workers(&self) -> &[Worker] {
+        &self.workers
     }
 
     /// The ranks, to read logits.
-    pub fn ranks_mut(&mut self) -> &mut [Rank] {
-        &mut self.ranks
+    pub fn workers_mut(&mut self) -> &mut [Worker] {
+        &mut self.workers
     }
 
     /// What the last step did.
@@ -180,102 +146,57 @@ impl LocalGroup {
         }
     }
 
-    /// Runs all layers on `tokens[rank]`. `watch(layer, ranks)` sees every layer after its router.
-    pub fn step(&mut self, tokens: &[Vec<StepToken<'_>>], mut watch: impl FnMut(usize, &[Rank])) {
-        let (layers, count, top_k) = (self.info.layers, self.ranks.len(), self.info.top_k);
-        self.work.clear(layers, count);
-        let bare: Vec<Vec<TokenIn<'_>>> =
-            tokens.iter().map(|list| list.iter().map(|t| t.token).collect()).collect();
-        for (rank, tokens) in self.ranks.iter_mut().zip(&bare) {
-            rank.begin(tokens);
+    /// Runs all layers on `shares[rank]`. `watch(layer, ranks)` sees every layer after its router.
+    ///
+    /// # Errors
+    /// A split that sends work to a rank without the expert.
+    pub fn step(
+        &mut self,
+        shares: &[Vec<Share>],
+        mut watch: impl FnMut(usize, &[Worker]),
+    ) -> Result<(), EngineError> {
+        let Self { workers, packets, work, info, .. } = self;
+        let count = workers.len();
+        work.clear(info.layers, count);
+        for (worker, shares) in workers.iter_mut().zip(shares) {
+            worker.begin(shares);
         }
-        for layer in 0..layers {
-            let here = layer * count;
-            for (index, (rank, tokens)) in self.ranks.iter_mut().zip(&bare).enumerate() {
-                let start = cpu_ns();
-                rank.attend(layer, tokens);
-                self.work.ranks[here + index].attention_ns = cpu_ns() - start;
+        // [host][source] on the way in, [source][host] on the way back.
+        let mut outputs = vec![vec![Vec::new(); count]; count];
+        for layer in 0..info.layers {
+            for (source, (worker, shares)) in workers.iter_mut().zip(shares).enumerate() {
+                worker.dispatch(layer, shares, &mut packets[source]);
             }
-            watch(layer, &self.ranks);
-            self.dispatch(layer, tokens);
-            for (index, rank) in self.ranks.iter_mut().enumerate() {
-                let start = cpu_ns();
-                let done = rank.run_experts(layer, &self.inboxes[index], &mut self.outputs[index]);
-                // The split only names ranks whose slots hold the expert, and those were loaded.
-                debug_assert_eq!(done, Ok(()), "rank {index} lacks an expert of layer {layer}");
-                self.work.ranks[here + index].expert_ns = cpu_ns() - start;
-            }
-            let Self { ranks, outputs, returns, hidden, work, .. } = self;
-            for (index, (rank, returns)) in ranks.iter_mut().zip(returns).enumerate() {
-                let start = cpu_ns();
-                rank.combine(layer, |token, k| {
-                    let (host, work) = returns[token * top_k + k];
-                    &outputs[usize::from(host)][work as usize * *hidden..][..*hidden]
-                });
-                work.ranks[here + index].combine_ns = cpu_ns() - start;
-            }
-        }
-    }
-
-    /// Sends every token's row once to each rank that holds one of its copies, and lists the work.
-    fn dispatch(&mut self, layer: usize, tokens: &[Vec<StepToken<'_>>]) {
-        let Self { ranks, split, info, inboxes, returns, work: done, .. } = self;
-        let (count, top_k) = (ranks.len(), info.top_k);
-        inboxes.iter_mut().for_each(Inbox::clear);
-        let mut rows = vec![0_u32; count];
-        // (expert, row, source, choice) by host, sorted by expert once all are there.
-        let mut work: Vec<Vec<(u16, u32, u16, u32)>> = vec![Vec::new(); count];
-        for (source, (rank, tokens)) in ranks.iter().zip(tokens).enumerate() {
-            let links = (layer * count + source) * count;
-            for (token, step_token) in tokens.iter().enumerate() {
-                let position = u64::from(step_token.token.position);
-                let way = hash2(WAY_SEED ^ step_token.job, position) as usize % SplitTable::WAYS;
-                let mut sent: Vec<usize> = Vec::with_capacity(top_k);
-                for k in 0..top_k {
-                    let expert = rank.choices()[token * top_k + k].expert;
-                    let host = split.host(LayerId(layer as u16), ExpertId(expert), way).index();
-                    if !sent.contains(&host) {
-                        sent.push(host);
-                        rank.send(token, &mut inboxes[host]);
-                        rows[host] += 1;
-                        done.sent[links + host] += 1;
-                    }
-                    done.returned[links + host] += 1;
-                    let choice = (token * top_k + k) as u32;
-                    work[host].push((expert, rows[host] - 1, source as u16, choice));
+            watch(layer, workers);
+            for (host, worker) in workers.iter_mut().enumerate() {
+                let incoming: Vec<Packet> =
+                    packets.iter_mut().map(|of| std::mem::take(&mut of[host])).collect();
+                for (source, packet) in incoming.iter().enumerate() {
+                    let link = (layer * count + source) * count + host;
+                    work.sent[link] = packet.rows;
+                    work.returned[link] = packet.work.len() as u32;
+                }
+                worker.serve(layer, &incoming, &mut outputs[host]).map_err(|expert| {
+                    let problem =
+                        format!("the split sends {expert} of layer {layer} to rank {host}");
+                    EngineError::Map { problem }
+                })?;
+                for (source, packet) in incoming.into_iter().enumerate() {
+                    packets[source][host] = packet;
                 }
             }
-        }
-        for (list, tokens) in returns.iter_mut().zip(tokens) {
-            list.clear();
-            list.resize(tokens.len() * top_k, (0, 0));
-        }
-        for (host, (mut work, inbox)) in work.into_iter().zip(inboxes).enumerate() {
-            work.sort_unstable();
-            let cell = &mut done.ranks[layer * count + host];
-            cell.rows = work.len() as u32;
-            cell.tokens = rows[host];
-            cell.activated = work.chunk_by(|a, b| a.0 == b.0).count() as u16;
-            // Rows come in the order of their sources, so that a source's are together.
-            for run in work.chunk_by(|a, b| (a.0, a.2) == (b.0, b.2)) {
-                done.routing.push(RoutingRow {
-                    layer: LayerId(layer as u16),
-                    source: RankId(run[0].2),
-                    expert: ExpertId(run[0].0),
-                    host: Some(RankId(host as u16)),
-                    tokens: run.len() as u32,
-                });
-            }
-            for (index, (expert, row, source, choice)) in work.into_iter().enumerate() {
-                inbox.work.push((expert, row));
-                returns[usize::from(source)][choice as usize] = (host as u16, index as u32);
+            for (source, worker) in workers.iter_mut().enumerate() {
+                let returned: Vec<Vec<f32>> =
+                    outputs.iter_mut().map(|of| std::mem::take(&mut of[source])).collect();
+                worker.combine(layer, &returned);
+                for (host, returned) in returned.into_iter().enumerate() {
+                    outputs[host][source] = returned;
+                }
+                let (layer_work, routing) = worker.layer_work();
+                work.ranks[layer * count + source] = *layer_work;
+                work.routing.extend_from_slice(routing);
             }
         }
+        Ok(())
     }
-}
-
-/// CPU time of this thread, ns.
-pub(crate) fn cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -15,11 +15,15 @@ mod group;
 mod model;
 mod rank;
 mod sampling;
+mod texts;
+mod worker;
 
-pub use backend::{Produced, Prompt, Virtual};
+pub use backend::Virtual;
 pub use checkpoint::{Architecture, Checkpoint, ModelConfig, Numerics};
 pub use error::EngineError;
-pub use group::{LayerWork, LocalGroup, StepToken, StepWork};
+pub use group::{LocalGroup, StepWork};
 pub use model::Model;
 pub use rank::{Inbox, Rank, TokenIn};
 pub use sampling::{Sampled, Sampling, sample};
+pub use texts::{Choose, Produced, Prompt, Share};
+pub use worker::{LayerWork, Packet, Worker};

@@ -4,7 +4,7 @@
 //! [`Rank::run_experts`], then rows travel back, then [`Rank::combine`]. Who carries the rows is the
 //! caller's business; nothing here knows whether ranks are processes.
 
-use crate::checkpoint::Numerics;
+use crate::checkpoint::{ModelConfig, Numerics};
 use crate::model::{LayerWeights, Model, Projection};
 use evenkeel_kernels::{
     AttentionShape, Choice, ExpertScratch, Isa, KvLayer, Rows, Stored, accumulate, attend, bf16,
@@ -112,6 +112,12 @@ impl Rank {
             router_logits: Vec::new(),
             scratch: Scratch::default(),
         }
+    }
+
+    /// The model's dimensions.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        self.model.checkpoint.config()
     }
 
     /// The model, to take experts in or give them up between steps.
@@ -240,13 +246,13 @@ impl Rank {
         &self.router_logits
     }
 
-    /// Appends a token's row, as experts read it, to an inbox.
-    pub fn send(&self, token: usize, to: &mut Inbox) {
-        let hidden = self.model.checkpoint.config().hidden;
+    /// Appends a token's row, as experts read it, in the arithmetic's type.
+    pub(crate) fn send(&self, token: usize, wide: &mut Vec<f32>, narrow: &mut Vec<bf16>) {
+        let hidden = self.config().hidden;
         let row = token * hidden..(token + 1) * hidden;
         match self.model.numerics {
-            Numerics::F32 => to.wide.extend_from_slice(&self.normed[row]),
-            Numerics::Bf16 => to.narrow.extend_from_slice(&self.narrow[row]),
+            Numerics::F32 => wide.extend_from_slice(&self.normed[row]),
+            Numerics::Bf16 => narrow.extend_from_slice(&self.narrow[row]),
         }
     }
 

@@ -1,9 +1,10 @@
 //! From logits to a token: greedy or drawn, always the same for the same request and position.
 
 use evenkeel_types::{hash2, unit_f64};
+use serde::{Deserialize, Serialize};
 
 /// How tokens are chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0: the likeliest token; above: logits are divided by it.
     pub temperature: f32,
@@ -20,7 +21,7 @@ impl Default for Sampling {
 }
 
 /// A token and how likely the model held it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     /// The token.
     pub id: u32,

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Reference, Run, contiguous, folder, map_of};
-use evenkeel_engine::{Checkpoint, LocalGroup, Numerics, StepToken, TokenIn};
+use evenkeel_engine::{Checkpoint, LocalGroup, Numerics, Share};
 use evenkeel_kernels::Isa;
 use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertMap, hash3};
@@ -72,7 +72,7 @@ fn serve(
     let checkpoint = Arc::new(Checkpoint::open(&folder(name)).unwrap());
     let split = SplitTable::even(map).unwrap();
     let isa = Isa::detect();
-    let mut group = LocalGroup::new(&checkpoint, numerics, isa, map, split, 32).unwrap();
+    let mut group = LocalGroup::new(&checkpoint, numerics, isa, map, &split, 32).unwrap();
     let home = |prompt: usize| hash3(seed, 1, prompt as u64) as usize % map.ranks();
     // Every prompt has four blocks of its own, in an order of its own.
     let blocks: Vec<Vec<u32>> = (0..prompts.len())
@@ -81,31 +81,35 @@ fn serve(
     let mut fed = vec![0; prompts.len()];
     let mut logits = vec![Vec::new(); prompts.len()];
     for step in 0.. {
-        let mut tokens: Vec<Vec<StepToken<'_>>> = vec![Vec::new(); map.ranks()];
+        let mut shares: Vec<Vec<Share>> = vec![Vec::new(); map.ranks()];
+        let mut rows = vec![0; map.ranks()];
         let mut places = Vec::new();
         for (prompt, ids) in prompts.iter().enumerate() {
             let left = ids.len() - fed[prompt];
             let take = (hash3(seed, step + 2, prompt as u64) as usize % 9).min(left);
-            for _ in 0..take {
-                let position = fed[prompt];
-                let token = TokenIn {
-                    id: ids[position],
-                    position: position as u32,
-                    blocks: &blocks[prompt],
-                };
-                places.push((prompt, home(prompt), tokens[home(prompt)].len()));
-                // Another number of the job: another way among copies, the same bits.
-                tokens[home(prompt)].push(StepToken { job: seed ^ prompt as u64, token });
-                fed[prompt] += 1;
+            if take == 0 {
+                continue;
             }
+            let rank = home(prompt);
+            places.extend((0..take).map(|index| (prompt, rank, rows[rank] + index)));
+            rows[rank] += take;
+            shares[rank].push(Share {
+                // Another number of the job: another way among copies, the same bits.
+                job: seed ^ prompt as u64,
+                context: fed[prompt] as u32,
+                tokens: ids[fed[prompt]..fed[prompt] + take].to_vec(),
+                blocks: blocks[prompt].clone(),
+                choose: None,
+            });
+            fed[prompt] += take;
         }
         if places.is_empty() && fed.iter().zip(prompts).all(|(fed, ids)| *fed == ids.len()) {
             break;
         }
-        group.step(&tokens, |_, _| {});
+        group.step(&shares, |_, _| {}).unwrap();
         for (prompt, rank, token) in places {
             let mut row = Vec::new();
-            group.ranks_mut()[rank].logits(token, &mut row);
+            group.workers_mut()[rank].rank_mut().logits(token, &mut row);
             logits[prompt].push(bits(&row));
         }
     }

@@ -29,7 +29,7 @@ fn texts(map: &ExpertMap, blocks: u32, gap_ns: u64) -> (Vec<Vec<u32>>, Run) {
     let checkpoint = Arc::new(Checkpoint::open(&folder("tiny-moe")).unwrap());
     let split = SplitTable::even(map).unwrap();
     let (numerics, isa) = (Numerics::Bf16, Isa::detect());
-    let group = LocalGroup::new(&checkpoint, numerics, isa, map, split, blocks as usize).unwrap();
+    let group = LocalGroup::new(&checkpoint, numerics, isa, map, &split, blocks as usize).unwrap();
     let topology = Topology::uniform("cpu", map.ranks() as u16, 1);
     let mut backend = Virtual::new(group, topology).unwrap();
     let mut requests = Vec::new();

@@ -38,6 +38,12 @@ pub enum SimError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A backend that cannot run a step.
+    #[error("{problem}")]
+    Backend {
+        /// What it said.
+        problem: String,
+    },
     /// A request that never fits into a rank's KV blocks: it would be preempted for ever.
     #[error("job {job}: needs {needed} KV blocks, a rank has {blocks}")]
     KvTooSmall {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use evenkeel_engine::{Checkpoint, LocalGroup, Numerics, StepToken, TokenIn};
+use evenkeel_engine::{Checkpoint, LocalGroup, Numerics, Share};
 use evenkeel_kernels::{Choice, Isa};
 use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertId, ExpertMap};
@@ -108,28 +108,32 @@ impl Run {
     pub fn new(folder: &Path, numerics: Numerics, isa: Isa, map: &ExpertMap) -> Self {
         let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
         let split = SplitTable::even(map).unwrap();
-        let group = LocalGroup::new(&checkpoint, numerics, isa, map, split, 16).unwrap();
+        let group = LocalGroup::new(&checkpoint, numerics, isa, map, &split, 16).unwrap();
         Self { group, blocks: (0..16).rev().collect(), ranks: map.ranks() }
     }
 
     /// Feeds tokens from a position on and returns what each showed.
     pub fn feed(&mut self, ids: &[u32], from: usize) -> Pass {
-        let token = |(index, id): (usize, &u32)| StepToken {
+        let mut shares = vec![Vec::new(); self.ranks];
+        shares[0].push(Share {
             job: 1,
-            token: TokenIn { id: *id, position: (from + index) as u32, blocks: &self.blocks },
-        };
-        let mut tokens = vec![Vec::new(); self.ranks];
-        tokens[0] = ids.iter().enumerate().map(token).collect();
-        let mut layers = Vec::new();
-        self.group.step(&tokens, |_, ranks| {
-            layers.push(LayerShown {
-                router_logits: ranks[0].router_logits().to_vec(),
-                choices: ranks[0].choices().to_vec(),
-            });
+            context: from as u32,
+            tokens: ids.to_vec(),
+            blocks: self.blocks.clone(),
+            choose: None,
         });
+        let mut layers = Vec::new();
+        self.group
+            .step(&shares, |_, workers| {
+                layers.push(LayerShown {
+                    router_logits: workers[0].rank().router_logits().to_vec(),
+                    choices: workers[0].rank().choices().to_vec(),
+                });
+            })
+            .unwrap();
         let logits = (0..ids.len()).map(|token| {
             let mut logits = Vec::new();
-            self.group.ranks_mut()[0].logits(token, &mut logits);
+            self.group.workers_mut()[0].rank_mut().logits(token, &mut logits);
             logits
         });
         Pass { logits: logits.collect(), layers }
