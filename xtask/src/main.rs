@@ -1,11 +1,13 @@
 //! Set-up and tests in one command: `cargo xtask test`.
 //!
 //! Steps, in the order in which they fail cheapest: format, tidy rules, licences, lints, tests,
-//! documentation. `cargo xtask tidy` runs the rules of the house alone.
+//! documentation, the Python wheel where there is a Python. `cargo xtask tidy` runs the rules of the
+//! house alone.
 #![expect(clippy::print_stderr, reason = "a command-line tool reports on stderr")]
 
 mod licences;
 mod tidy;
+mod wheel;
 
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -17,8 +19,9 @@ fn main() -> Result<()> {
     let root = root()?;
     match verb.as_str() {
         "test" => test(&root),
+        "wheel" => python(&root),
         "tidy" => tidy::check(&root).and_then(|()| licences::check(&root)),
-        _ => bail!("usage: cargo xtask test | tidy"),
+        _ => bail!("usage: cargo xtask test | tidy | wheel"),
     }
 }
 
@@ -42,8 +45,18 @@ fn test(root: &Path) -> Result<()> {
         run(root, "cargo test --locked --workspace --quiet")?;
     }
     run(root, "cargo doc --locked --workspace --no-deps --quiet")?;
+    python(root)?;
     eprintln!("xtask: all passed in {} s", start.elapsed().as_secs());
     Ok(())
+}
+
+fn python(root: &Path) -> Result<()> {
+    step("Python wheel", || {
+        if let Some(reason) = wheel::test(root)? {
+            eprintln!("xtask: Python wheel: skipped: {reason}");
+        }
+        Ok(())
+    })
 }
 
 /// Adds the toolchain's own formatter and linter where a minimal install lacks them.

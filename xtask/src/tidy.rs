@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Crate → crates of ours that it may depend on, beside `types`. The table of ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("types", &[]),
     ("trace", &[]),
     ("split", &[]),
@@ -21,6 +21,7 @@ const EDGES: [(&str, &[&str]); 15] = [
     ("transport", &[]),
     ("engine", &["trace", "sim", "split", "kernels", "transport"]),
     ("report", &["trace"]),
+    ("python", &["trace", "cost", "split", "plan"]),
     (
         "cli",
         &[
