@@ -154,6 +154,13 @@ impl SplitTable {
 
     /// Appends the next (layer, expert): copies take turns, the one furthest behind its share next.
     fn push(&mut self, layer: LayerId, expert: ExpertId, shares: &[(RankId, u16)]) {
+        self.shares.extend_from_slice(shares);
+        self.starts.push(self.shares.len() as u32);
+        if let [(rank, _)] = shares {
+            // Most experts have one copy: it takes every way.
+            self.ways.extend(std::iter::repeat_n(*rank, Self::WAYS));
+            return;
+        }
         let start = self.ways.len();
         let mut given = vec![0_i64; shares.len()];
         for way in 1..=Self::WAYS as i64 {
@@ -170,8 +177,6 @@ impl SplitTable {
         // Experts start at different points of their turn: short runs do not all favour one rank.
         let turn = phase(layer, expert) as usize % Self::WAYS;
         self.ways[start..].rotate_left(turn);
-        self.shares.extend_from_slice(shares);
-        self.starts.push(self.shares.len() as u32);
     }
 }
 
@@ -188,11 +193,15 @@ fn round(
     weights: &[u32],
 ) -> Vec<Vec<(RankId, u16)>> {
     let total = SplitTable::WAYS as f64;
-    let mut order: Vec<usize> = (0..hosts.len()).collect();
+    // One copy takes every way, and rounds nothing.
+    let mut order: Vec<usize> = (0..hosts.len()).filter(|e| hosts[*e].len() > 1).collect();
     order.sort_by_key(|expert| (u64::MAX - loads[*expert], *expert));
     // [rank]: rows that rounding has added so far, divided by weight.
     let mut excess = vec![0.0_f64; weights.len()];
-    let mut rounded = vec![Vec::new(); hosts.len()];
+    let mut rounded: Vec<Vec<(RankId, u16)>> = Vec::with_capacity(hosts.len());
+    for ranks in hosts {
+        rounded.push(ranks.iter().map(|rank| (*rank, SplitTable::WAYS as u16)).collect());
+    }
     for expert in order {
         let ideal: Vec<f64> = shares[expert].iter().map(|share| share * total).collect();
         // A share of a whole number of ways may come out a hair below it.

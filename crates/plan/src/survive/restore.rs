@@ -6,7 +6,6 @@ use super::{Group, SurviveInput};
 use crate::links::Links;
 use crate::schedule::schedule;
 use crate::{PlanError, Stage};
-use evenkeel_split::min_max_rows_weighted;
 use evenkeel_types::{
     Domain, DomainKind, ExpertId, ExpertMap, LayerId, MemoryPolicy, NodeId, RankId, SlotId,
 };
@@ -72,8 +71,8 @@ pub struct RestorePlan {
     pub bytes_from_disks: u64,
     /// `[rank]`: largest use of memory by weights at any moment, staging included; 0 where lost.
     pub memory_peak_bytes: Vec<u64>,
-    /// `[layer]`: mean ÷ slowest rank of those left, exact split, once every orphan serves; 0 where
-    /// an expert stays lost.
+    /// `[layer]`: mean ÷ slowest rank of those left, once every orphan serves, under a split within
+    /// a thousandth of the exact one and never above it; 0 where an expert stays lost.
     pub balancedness_resumed: Vec<f64>,
     /// The same at the end.
     pub balancedness: Vec<f64>,
@@ -285,7 +284,7 @@ impl<'a> Restorer<'a> {
     }
 
     /// The whole plan for the loss of a domain.
-    pub(super) fn plan(&self, domain: Domain) -> Result<RestorePlan, PlanError> {
+    pub(super) fn plan(&self, domain: Domain) -> RestorePlan {
         let group = &self.group;
         let input = &group.input;
         let First { orphans, unrestored, loads, times_s, states } = self.first_loads(&domain);
@@ -294,7 +293,7 @@ impl<'a> Restorer<'a> {
         let (mut resumed, mut balanced) = (Vec::new(), Vec::new());
         let mut transfers_left = input.policy.moves.moves_max as usize;
         for (layer, mut state) in states.into_iter().enumerate() {
-            let before = self.exact(&state, layer)?;
+            let before = state.levelled();
             resumed.push(before);
             if before >= input.policy.plan.balancedness_enough || before <= 0.0 {
                 balanced.push(before);
@@ -307,9 +306,9 @@ impl<'a> Restorer<'a> {
                 held.is_some_and(|expert| self.is_pinned(layer, expert, rank))
             };
             let spent = rebalance(&mut state, enough, transfers_left, fixed);
-            let after = if spent > 0 { self.exact(&state, layer)? } else { before };
+            let after = if spent > 0 { state.levelled() } else { before };
             if after <= before {
-                // An exact split had no use for it.
+                // A levelled split had no use for it.
                 balanced.push(before);
                 continue;
             }
@@ -343,7 +342,7 @@ impl<'a> Restorer<'a> {
             changes,
         };
         self.move_copies(&mut plan);
-        Ok(plan)
+        plan
     }
 
     /// Schedules the second part, and counts bytes, time and memory.
@@ -367,22 +366,6 @@ impl<'a> Restorer<'a> {
         let peak = |(most, alive): (u64, bool)| if alive { resident + most * bytes } else { 0 };
         plan.memory_peak_bytes = most.into_iter().zip(alive).map(peak).collect();
         plan.stages = way.stages;
-    }
-
-    /// Mean ÷ slowest rank of those that have slots, under an exact split; 1 without rows, 0 where
-    /// an expert has no copy.
-    fn exact(&self, state: &State<'_>, layer: usize) -> Result<f64, PlanError> {
-        if state.hosts.iter().any(Vec::is_empty) {
-            return Ok(0.0);
-        }
-        let group = &self.group;
-        let loads = group.layer_loads(layer);
-        let split = min_max_rows_weighted(&state.host_ids(), loads, &group.weights)?;
-        let weight: u64 =
-            state.ranks().map(|rank| u64::from(group.weights[usize::from(rank)])).sum();
-        let rows: u64 = loads.iter().sum();
-        let mean = rows as f64 / weight.max(1) as f64;
-        Ok(if rows > 0 { mean / split.max_rows } else { 1.0 })
     }
 }
 

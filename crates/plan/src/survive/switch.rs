@@ -38,9 +38,7 @@ impl Restores {
     pub fn precompute(input: &SurviveInput<'_>, kinds: &[DomainKind]) -> Result<Self, PlanError> {
         let restorer = Restorer::new(input)?;
         let domains = kinds.iter().flat_map(|kind| restorer.domains(*kind));
-        let mut plans = domains
-            .map(|domain| restorer.plan(domain))
-            .collect::<Result<Vec<RestorePlan>, PlanError>>()?;
+        let mut plans: Vec<RestorePlan> = domains.map(|domain| restorer.plan(domain)).collect();
         plans.sort_by(|a, b| a.domain.ranks.cmp(&b.domain.ranks));
         let group = restorer.group;
         Ok(Self { live: group.map, loads: group.loads, weights: group.weights, plans })

@@ -9,6 +9,7 @@ mod figure;
 mod peers;
 mod problems;
 mod score;
+mod survive;
 
 pub(crate) use clock::{cpu_ms, median_cpu_ms};
 pub(crate) use figure::{Figure, Target};
@@ -46,7 +47,7 @@ pub(crate) struct Arguments {
 type Section = (&'static str, fn(&Context<'_>) -> Result<Vec<Figure>, Failure>);
 
 /// Sections in the order of the report.
-const SECTIONS: &[Section] = &[("peers", peers::measure)];
+const SECTIONS: &[Section] = &[("survive", survive::measure), ("peers", peers::measure)];
 
 /// What a section measures with.
 pub(crate) struct Context<'a> {
