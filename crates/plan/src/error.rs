@@ -1,5 +1,6 @@
 //! Why no plan can be made at all.
 
+use crate::TransitionViolation;
 use evenkeel_split::SplitError;
 use evenkeel_types::{LayerId, MapError, RankId, Violation};
 use thiserror::Error;
@@ -23,6 +24,12 @@ pub enum PlanError {
     Unlawful {
         /// The first violation.
         violation: Violation,
+    },
+    /// The policy's constraints ask for a change that cannot be made.
+    #[error("plan: the constraints ask for moves that cannot be made: {violation}")]
+    NoWay {
+        /// The first law or limit that the way breaks.
+        violation: TransitionViolation,
     },
     /// A window without steps says nothing.
     #[error("plan: the window has no {phase} steps, expected at least 1")]

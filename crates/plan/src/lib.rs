@@ -17,6 +17,7 @@
 mod bound;
 mod break_even;
 mod check;
+mod constraints;
 mod costs;
 mod error;
 mod frontier;

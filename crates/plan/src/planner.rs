@@ -1,9 +1,10 @@
 //! From an input to an outcome.
 
 use crate::check::{check, check_transition};
+use crate::constraints::{Constraints, meet};
 use crate::frontier::{Budget, Offers, buy};
 use crate::layer::{Layer, Slots, hosts_of};
-use crate::pack::{align, pack, replicate};
+use crate::pack::align;
 use crate::schedule::schedule;
 use crate::search::{Barred, Path, Point, Terms, descend};
 use crate::study::{Study, Value, filled, widened};
@@ -21,6 +22,44 @@ const CLOSE_ENOUGH: f64 = 0.01;
 pub fn plan(input: PlanInput<'_>) -> Result<Outcome, PlanError> {
     let left = input.live.without(&input.topology.rank_dead);
     let input = PlanInput { live: &left, ..input };
+    input.validate()?;
+    match meet(&input)? {
+        None => plan_from(input),
+        Some(met) => obliged(input, &met),
+    }
+}
+
+/// Plans from a live map that breaks a constraint: from what the constraints make of it, priced
+/// from the live map. Whether it pays is not asked.
+fn obliged(input: PlanInput<'_>, met: &ExpertMap) -> Result<Outcome, PlanError> {
+    let PlanInput { live, shape, topology, policy, .. } = input;
+    if let Some(violation) = check(met, shape, topology, policy)?.into_iter().next() {
+        return Err(PlanError::Unlawful { violation });
+    }
+    let study = Study::new(input)?;
+    let child =
+        |map: &ExpertMap| study.child(map.slots.iter().map(|layer| widened(layer, 0)), "plan");
+    let start = child(met);
+    let found = check_transition(live, &start, shape, topology, policy)?;
+    if let Some(violation) = found.into_iter().next() {
+        return Err(PlanError::NoWay { violation });
+    }
+    let moved = study.present(start.clone(), &[], Vec::new(), Vec::new())?;
+    let mut left = policy.clone();
+    left.moves.moves_max = left.moves.moves_max.saturating_sub(moved.price.moves as u32);
+    let from = PlanInput { live: met, live_split: None, policy: &left, ..input };
+    if let Outcome::Plan(more) = plan_from(from)? {
+        // Both changes together may move less than one after the other, or have no way at all.
+        let map = child(&more.map);
+        if check_transition(live, &map, shape, topology, policy)?.is_empty() {
+            let plan = study.present(map, &[], more.refused, Vec::new())?;
+            return Ok(Outcome::Plan(Box::new(plan)));
+        }
+    }
+    Ok(Outcome::Plan(Box::new(moved)))
+}
+
+fn plan_from(input: PlanInput<'_>) -> Result<Outcome, PlanError> {
     let study = Study::new(input)?;
     let policy = &input.policy.plan;
     let bound_gain_share = study.bound.gain_share_max;
@@ -50,12 +89,7 @@ pub fn plan_from_scratch(input: PlanInput<'_>) -> Result<Plan, PlanError> {
     let left = input.live.without(&input.topology.rank_dead);
     let input = PlanInput { live: &left, ..input };
     let study = Study::new(input)?;
-    let memory_holds = |map: &ExpertMap| {
-        input.policy.memory.violations(map, input.shape, input.topology).is_empty()
-    };
-    // Slots beyond the live map's are used where memory allows, otherwise only the live map's.
-    let wide = study.scratch_map(&study.slots)?;
-    let map = if memory_holds(&wide) { wide } else { study.scratch_map(&study.slots_live())? };
+    let map = study.scratch_map()?;
     if let Some(violation) =
         check(&map, input.shape, input.topology, input.policy)?.into_iter().next()
     {
@@ -144,16 +178,16 @@ impl Study<'_> {
                 at_home[expert * ranks + rank.index()] = true;
             }
         }
-        let mut pinned = vec![false; experts * ranks];
-        for pin in self.input.policy.plan.pinned.iter().filter(|pin| pin.layer.index() == layer) {
-            pinned[pin.expert.index() * ranks + pin.rank.index()] = true;
-        }
+        let constraints = Constraints::of(&self.input, layer);
+        let pinned = constraints.pinned(experts);
+        let off_node = constraints.off_node(slots, experts);
         let gb = self.input.shape.expert_bytes() as f64 / 1e9;
         let terms = Terms {
             at_home: &at_home,
             barred: &self.links.barred(self.input.live, LayerId(layer as u16)),
             room,
             pinned: &pinned,
+            off_node: &off_node,
             filled_live: &live.iter().map(|slots| filled(slots)).collect::<Vec<_>>(),
             // A change that pays poorly may lead to one that pays well: the frontier decides.
             gain_us_min: self.input.policy.plan.gain_us_per_gb_min * gb * 0.25,
@@ -198,13 +232,9 @@ impl Study<'_> {
         rename: bool,
     ) -> Result<Slots, PlanError> {
         let totals = &self.loads[layer].totals;
-        let slots: usize = sizes.iter().sum();
-        if slots < totals.len() {
-            let layer = LayerId(layer as u16);
-            return Err(PlanError::TooFewSlots { layer, slots, experts: totals.len() });
-        }
-        let copies = replicate(totals, slots, sizes.len());
-        let packed = pack(totals, &copies, sizes, &self.costs.weights);
+        let constraints = Constraints::of(&self.input, layer);
+        let packed = constraints.pack_layer(totals, sizes, &self.costs.weights)?;
+        let rename = rename && constraints.allow_renaming();
         let alike = sizes.windows(2).all(|pair| pair[0] == pair[1])
             && self.costs.weights.windows(2).all(|pair| pair[0] == pair[1]);
         let mut slots = align(packed, &self.slots[layer], rename && alike);
@@ -214,23 +244,61 @@ impl Study<'_> {
         Ok(slots)
     }
 
-    fn scratch_map(&self, room: &[Slots]) -> Result<ExpertMap, PlanError> {
-        let mut layers = Vec::with_capacity(room.len());
-        for (layer, slots) in room.iter().enumerate() {
-            let ranks = slots.iter().zip(&self.costs.inverse_speed);
-            let sizes: Vec<usize> =
-                ranks.map(|(slots, speed)| if *speed > 0.0 { slots.len() } else { 0 }).collect();
-            layers.push(self.scratch_slots(layer, &sizes, false)?);
+    /// Packs every layer afresh: into all slots where memory allows, else into those that the live
+    /// map fills and as many more as memory holds, one layer after another in turn.
+    fn scratch_map(&self) -> Result<ExpertMap, PlanError> {
+        let Self { input, .. } = self;
+        let alive = |rank: usize| self.costs.inverse_speed[rank] > 0.0;
+        let lengths: Vec<Vec<usize>> = self
+            .slots
+            .iter()
+            .map(|slots| {
+                let length = |(rank, slots): (usize, &Vec<_>)| {
+                    if alive(rank) { slots.len().min(input.loads.experts) } else { 0 }
+                };
+                slots.iter().enumerate().map(length).collect()
+            })
+            .collect();
+        let mut sizes: Vec<Vec<usize>> =
+            self.slots.iter().map(|slots| slots.iter().map(|s| filled(s)).collect()).collect();
+        let even = input.policy.plan.same_slots_per_layer;
+        for (rank, mut room) in self.memory_room().into_iter().enumerate() {
+            if even {
+                // The same in every layer: what memory and the layer with fewest slots allow.
+                let total: u64 = sizes.iter().map(|sizes| sizes[rank] as u64).sum::<u64>() + room;
+                let fits = usize::try_from(total / sizes.len().max(1) as u64).unwrap_or(usize::MAX);
+                let fewest = lengths.iter().map(|lengths| lengths[rank]).min().unwrap_or(0);
+                sizes.iter_mut().for_each(|sizes| sizes[rank] = fits.min(fewest));
+                continue;
+            }
+            let mut grows = true;
+            while room > 0 && grows {
+                grows = false;
+                for (sizes, lengths) in sizes.iter_mut().zip(&lengths) {
+                    if room > 0 && sizes[rank] < lengths[rank] {
+                        (sizes[rank], room, grows) = (sizes[rank] + 1, room - 1, true);
+                    }
+                }
+            }
+        }
+        let mut layers = Vec::with_capacity(sizes.len());
+        for (layer, sizes) in sizes.iter().enumerate() {
+            layers.push(self.scratch_slots(layer, sizes, false)?);
         }
         Ok(self.child(layers.into_iter(), "plan_from_scratch"))
     }
 
-    fn slots_live(&self) -> Vec<Slots> {
-        self.input.live.slots.iter().map(|layer| widened(layer, 0)).collect()
+    /// `[rank]`: empty slots that a change may fill. None where every layer has to have the same
+    /// number: changes that keep every rank's count remain.
+    fn room(&self) -> Vec<u64> {
+        if self.input.policy.plan.same_slots_per_layer {
+            return vec![0; self.input.ranks()];
+        }
+        self.memory_room()
     }
 
     /// `[rank]`: copies that memory still holds beside the live map's.
-    fn room(&self) -> Vec<u64> {
+    fn memory_room(&self) -> Vec<u64> {
         let Self { input, .. } = self;
         let bytes = input.shape.expert_bytes().max(1);
         let ranks = input.topology.ranks();
@@ -239,9 +307,7 @@ impl Study<'_> {
             .iter()
             .zip(live)
             .map(|(rank, copies)| {
-                // One layer more than another is what the constraint forbids; changes that keep
-                // every rank's count remain.
-                if rank.dead || input.policy.plan.same_slots_per_layer {
+                if rank.dead {
                     return 0;
                 }
                 let floor = (rank.hbm_bytes as f64 * input.policy.memory.kv_floor_share) as i64;

@@ -37,6 +37,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) filled_live: &'a [usize],
     /// `[expert * ranks + rank]`: the copy has to stay.
     pub(crate) pinned: &'a [bool],
+    /// `[expert * ranks + rank]`: a copy there would split its group.
+    pub(crate) off_node: &'a [bool],
     /// Least gain per transfer that is worth following, µs.
     pub(crate) gain_us_min: f64,
     /// Most transfers.
@@ -310,8 +312,10 @@ fn transfers(
     let content = |rank: u16, slot: u16| layer.slots[usize::from(rank)][usize::from(slot)];
     let mut count = 0.0;
     let mut bar = None;
+    let mut allowed = true;
     let mut arrive = |expert: u16, to: u16| {
         let index = usize::from(expert) * ranks + usize::from(to);
+        allowed &= !terms.off_node[index];
         if !terms.at_home[index] {
             count += 1.0;
             if let Some(node) = terms.barred[index] {
@@ -327,5 +331,5 @@ fn transfers(
             arrive(content(to, slot)?, from);
         }
     }
-    Some((count, bar))
+    allowed.then_some((count, bar))
 }

@@ -160,7 +160,7 @@ fn policy(problem: &mut Problem, draw: &mut Draw, ranks: usize) {
     policy.memory.staging_slots = draw.below(4) as u32;
     problem.seed = draw.below(1 << 20) as u64;
     let experts = problem.shape.experts;
-    if draw.chance(0.15) && experts % 2 == 0 {
+    if draw.chance(0.15) && experts.is_multiple_of(2) {
         problem.shape.groups = Some(ExpertGroups { groups: 2, top_groups: 1 });
         policy.plan.groups_on_nodes = draw.chance(0.7);
     }
