@@ -199,3 +199,10 @@ fn broken_laws_are_named() {
         &["layer 1: copies per rank"],
     );
 }
+
+#[test]
+fn the_derivation_is_short_and_alone() {
+    let source = include_str!("../../prove/src/certificate/check.rs");
+    assert!(source.lines().count() <= 200);
+    assert!(!source.contains("evenkeel_plan") && !source.contains("evenkeel_split"));
+}
