@@ -4,7 +4,7 @@ use evenkeel_types::{ExpertId, LayerId, RankId};
 use thiserror::Error;
 
 /// Why no split exists for this input.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 pub enum SplitError {
     /// An expert that no rank holds: the map breaks law 2.
     #[error("split: {layer}, {expert}: no rank holds a copy, expected at least one")]
@@ -47,5 +47,17 @@ pub enum SplitError {
         rows: u64,
         /// Sum of the rank weights.
         weight: u64,
+    },
+    /// Shares that are none.
+    #[error(
+        "split: {layer}, {expert}: shares sum to {sum}, expected shares of at least 0 that sum to 1"
+    )]
+    Shares {
+        /// Layer.
+        layer: LayerId,
+        /// The expert.
+        expert: ExpertId,
+        /// Their sum.
+        sum: f64,
     },
 }

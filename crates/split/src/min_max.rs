@@ -64,7 +64,11 @@ pub fn min_max_rows_weighted(
     Ok(MinMax { max_rows, rows, weight, shares: levels.shares, rank_rows })
 }
 
-fn check(hosts: &[Vec<RankId>], loads: &[u64], weights: &[u32]) -> Result<(), SplitError> {
+pub(crate) fn check(
+    hosts: &[Vec<RankId>],
+    loads: &[u64],
+    weights: &[u32],
+) -> Result<(), SplitError> {
     if loads.len() != hosts.len() {
         return Err(SplitError::Length {
             what: "loads",

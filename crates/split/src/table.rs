@@ -100,22 +100,76 @@ impl SplitTable {
                     SplitError::NoHost { expert, .. } => SplitError::NoHost { layer, expert },
                     other => other,
                 })?;
-            let shares = round(&hosts, loads, &exact.shares, weights);
-            let mut rows = vec![0.0; weights.len()];
-            for (expert, shares) in shares.iter().enumerate() {
-                for (rank, ways) in shares {
-                    rows[rank.index()] +=
-                        loads[expert] as f64 * f64::from(*ways) / Self::WAYS as f64;
-                }
-                table.push(layer, ExpertId(expert as u16), shares);
-            }
-            let most = rows.iter().zip(weights).map(|(rows, weight)| rows / f64::from(*weight));
-            table.rounding.push(Rounding {
-                exact_max_rows: exact.max_rows,
-                table_max_rows: most.fold(0.0, f64::max),
-            });
+            table.push_layer(layer, &hosts, loads, &exact.shares, weights);
         }
         Ok(table)
+    }
+
+    /// Given shares, rounded to ways: `shares[layer][expert]` in the order of
+    /// [`ExpertMap::hosts`], each expert's sum 1. `loads` and `weights` decide where odd ways go.
+    ///
+    /// [`SplitTable::rounding`] then compares with these shares, which need not be an optimum.
+    ///
+    /// # Errors
+    /// As [`SplitTable::balanced_weighted`], and shares that do not fit the map's copies, or that are
+    /// no shares.
+    pub fn from_shares(
+        map: &ExpertMap,
+        loads: &[u64],
+        weights: &[u32],
+        shares: &[Vec<Vec<f64>>],
+    ) -> Result<Self, SplitError> {
+        let experts = usize::from(map.experts);
+        let length = |what, found, expected| match found == expected {
+            true => Ok(()),
+            false => Err(SplitError::Length { what, found, expected }),
+        };
+        length("loads", loads.len(), map.layers() * experts)?;
+        length("rank weights", weights.len(), map.ranks())?;
+        length("layers of shares", shares.len(), map.layers())?;
+        let mut table = Self::empty(map);
+        for (index, shares) in shares.iter().enumerate() {
+            let layer = LayerId(index as u16);
+            let hosts = map.hosts(layer);
+            length("shares of a layer", shares.len(), experts)?;
+            for (expert, (hosts, shares)) in hosts.iter().zip(shares).enumerate() {
+                length("shares of an expert", shares.len(), hosts.len())?;
+                let sum: f64 = shares.iter().sum();
+                let valid = shares.iter().all(|share| *share >= 0.0) && (sum - 1.0).abs() < 1e-6;
+                if !valid {
+                    return Err(SplitError::Shares { layer, expert: ExpertId(expert as u16), sum });
+                }
+            }
+            let loads = &loads[index * experts..(index + 1) * experts];
+            table.push_layer(layer, &hosts, loads, shares, weights);
+        }
+        Ok(table)
+    }
+
+    fn push_layer(
+        &mut self,
+        layer: LayerId,
+        hosts: &[Vec<RankId>],
+        loads: &[u64],
+        exact: &[Vec<f64>],
+        weights: &[u32],
+    ) {
+        let rounded = round(hosts, loads, exact, weights);
+        let mut rows = vec![0.0; weights.len()];
+        let mut exact_rows = rows.clone();
+        for (expert, shares) in rounded.iter().enumerate() {
+            for ((rank, ways), share) in shares.iter().zip(&exact[expert]) {
+                rows[rank.index()] += loads[expert] as f64 * f64::from(*ways) / Self::WAYS as f64;
+                exact_rows[rank.index()] += loads[expert] as f64 * share;
+            }
+            self.push(layer, ExpertId(expert as u16), shares);
+        }
+        let most = |rows: &[f64]| {
+            let rows = rows.iter().zip(weights).map(|(rows, weight)| rows / f64::from(*weight));
+            rows.fold(0.0, f64::max)
+        };
+        self.rounding
+            .push(Rounding { exact_max_rows: most(&exact_rows), table_max_rows: most(&rows) });
     }
 
     /// The rank that serves a way of an expert; ways beyond [`SplitTable::WAYS`] wrap around.
