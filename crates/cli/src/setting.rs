@@ -35,7 +35,7 @@ pub(crate) struct Setting {
     pub(crate) topology: Topology,
     pub(crate) model: StepModel,
     /// Decode and prefill coefficients of the expert curves, by `Phase::index`.
-    coefficients: [ExpertCoefficients; 2],
+    pub(crate) coefficients: [ExpertCoefficients; 2],
     pub(crate) policy: Policy,
 }
 

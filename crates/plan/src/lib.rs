@@ -32,6 +32,7 @@ mod present;
 mod price;
 mod schedule;
 mod search;
+mod slack;
 mod study;
 pub mod survive;
 mod trial;
@@ -45,3 +46,4 @@ pub use outcome::{
 };
 pub use planner::{plan, plan_from_scratch};
 pub use price::price;
+pub use slack::{LayerSlots, slack_slots};

@@ -6,9 +6,11 @@
 
 mod clock;
 mod figure;
+mod held_out;
 mod peers;
 mod problems;
 mod score;
+mod split;
 mod survive;
 
 pub(crate) use clock::{cpu_ms, median_cpu_ms};
@@ -47,7 +49,12 @@ pub(crate) struct Arguments {
 type Section = (&'static str, fn(&Context<'_>) -> Result<Vec<Figure>, Failure>);
 
 /// Sections in the order of the report.
-const SECTIONS: &[Section] = &[("survive", survive::measure), ("peers", peers::measure)];
+const SECTIONS: &[Section] = &[
+    ("split", split::measure),
+    ("held_out", held_out::measure),
+    ("survive", survive::measure),
+    ("peers", peers::measure),
+];
 
 /// What a section measures with.
 pub(crate) struct Context<'a> {
