@@ -1,6 +1,11 @@
 //! Situations from the field as text: `cases/plan/*.toml`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops at a fault")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test reads its cases, and stops at a fault"
+)]
 
 mod common;
 
