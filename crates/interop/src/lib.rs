@@ -4,7 +4,8 @@
 //!   requests → recorded routing;
 //! - [`arrivals`]: Azure's traces of when requests arrive;
 //! - [`expert_counts`]: tables of how often each expert was chosen;
-//! - [`load_matrices`]: tokens per layer and expert as `.npy` or `.npz`.
+//! - [`load_matrices`]: tokens per layer and expert as `.npy` or `.npz`;
+//! - [`load_matrix`]: one of them, or the same as CSV or JSON.
 //!
 //! **Invariants.** No file, however damaged, makes a reader panic or allocate beyond the bounds of
 //! [`FILE_BYTES_MAX`], [`EXPANDED_BYTES_MAX`] and [`CSV_BYTES_MAX`]. What a file does not say is
@@ -16,6 +17,7 @@ mod error;
 mod ids;
 mod import;
 mod matrix;
+mod matrix_text;
 mod npy;
 mod requests;
 mod source;
@@ -26,4 +28,5 @@ pub use counts::{ExpertCounts, expert_counts};
 pub use error::ImportError;
 pub use import::{ImportOptions, Imported, import_ids};
 pub use matrix::{LoadMatrix, load_matrices};
+pub use matrix_text::load_matrix;
 pub use source::{CSV_BYTES_MAX, EXPANDED_BYTES_MAX, FILE_BYTES_MAX, SourceFile};

@@ -10,7 +10,7 @@ use zip::ZipArchive;
 const NPZ_ARRAYS_MAX: usize = 1024;
 
 /// A load beyond this is refused: sums over a layer stay exact in 64 bits, and in a double.
-const LOAD_MAX: u64 = 1 << 40;
+pub(crate) const LOAD_MAX: u64 = 1 << 40;
 
 /// Tokens per layer and expert, without steps or phases.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +35,8 @@ impl LoadMatrix {
 
 /// Reads every matrix of an `.npy` or `.npz` file, gzip or not, in the order of the file.
 ///
-/// `[layers][experts]`, or `[experts]` for one layer; integers, or floats that are rounded to whole
-/// tokens.
+/// `[layers][experts]`, or `[experts]` for one layer, or `[steps][layers][experts]`, which is summed
+/// over steps; integers, or floats that are rounded to whole tokens.
 ///
 /// # Errors
 /// A file that is neither, another number of dimensions, a load that is negative, no number or
@@ -79,14 +79,15 @@ pub fn load_matrices(file: &SourceFile) -> Result<Vec<LoadMatrix>, ImportError> 
 fn matrix(name: &str, place: &str, bytes: &[u8]) -> Result<LoadMatrix, ImportError> {
     let bad = |problem: String| ImportError::File { file: place.to_owned(), problem };
     let array = npy::parse(bytes).map_err(bad)?;
-    let (layers, experts) = match (array.shape.as_slice(), array.fortran_order) {
-        ([experts], _) => (1, *experts),
-        ([layers, experts], false) => (*layers, *experts),
+    let (steps, layers, experts) = match (array.shape.as_slice(), array.fortran_order) {
+        ([experts], _) => (1, 1, *experts),
+        ([layers, experts], false) => (1, *layers, *experts),
+        ([steps, layers, experts], false) => (*steps, *layers, *experts),
         (_, order) => {
             return Err(ImportError::Array {
                 file: place.to_owned(),
                 found: format!("{:?}{}", array.shape, if order { " in Fortran order" } else { "" }),
-                expected: "[layers][experts]".to_owned(),
+                expected: "[layers][experts] or [steps][layers][experts]".to_owned(),
             });
         }
     };
@@ -95,23 +96,34 @@ fn matrix(name: &str, place: &str, bytes: &[u8]) -> Result<LoadMatrix, ImportErr
         found: format!("of type `{}`", array.descr.escape_default()),
         expected: "integers or floats, little endian or of one byte".to_owned(),
     })?;
-    if layers.checked_mul(experts).and_then(|n| n.checked_mul(width)) != Some(array.data.len()) {
+    let size = [steps, layers, experts].iter().try_fold(width, |all, n| all.checked_mul(*n));
+    if size != Some(array.data.len()) {
+        let shape: Vec<String> = array.shape.iter().map(usize::to_string).collect();
         return Err(bad(format!(
-            "holds {} bytes of data, expected {layers} x {experts} x {width}: it is cut off",
-            array.data.len()
+            "holds {} bytes of data, expected {} x {width}: it is cut off",
+            array.data.len(),
+            shape.join(" x ")
         )));
     }
-    let mut tokens = Vec::with_capacity(layers * experts);
+    if array.data.is_empty() {
+        return Err(bad(format!("is empty, of shape {:?}: expected loads", array.shape)));
+    }
+    let mut tokens = vec![0_u64; layers * experts];
     for (index, bytes) in array.data.chunks_exact(width).enumerate() {
-        tokens.push(value(bytes).map_err(|found| {
-            bad(format!(
-                "layer {}, expert {}: {found}, expected a load from 0 to {LOAD_MAX}",
-                index / experts,
-                index % experts
-            ))
-        })?);
+        let place = index % tokens.len();
+        let added = value(bytes).and_then(|load| {
+            let sum = tokens[place] + load;
+            if sum <= LOAD_MAX { Ok(sum) } else { Err(sum.to_string()) }
+        });
+        tokens[place] =
+            added.map_err(|found| bad(misfit(place / experts, place % experts, found)))?;
     }
     Ok(LoadMatrix { name: name.to_owned(), layers, experts, tokens })
+}
+
+/// What is wrong with one load.
+pub(crate) fn misfit(layer: usize, expert: usize, found: impl std::fmt::Display) -> String {
+    format!("layer {layer}, expert {expert}: {found}, expected a load from 0 to {LOAD_MAX}")
 }
 
 /// Reads one element; the error is the element as shown.
@@ -144,7 +156,7 @@ fn unsigned(value: u64) -> Result<u64, String> {
     if value <= LOAD_MAX { Ok(value) } else { Err(value.to_string()) }
 }
 
-fn float(value: f64) -> Result<u64, String> {
+pub(crate) fn float(value: f64) -> Result<u64, String> {
     if value >= 0.0 && value <= LOAD_MAX as f64 {
         Ok(value.round() as u64)
     } else {
@@ -173,6 +185,8 @@ mod tests {
         assert_eq!(read(npy::compose("<f4", &[2, 3], &float)).unwrap(), expected);
         let one = read(npy::compose("|u1", &[6], &values)).unwrap();
         assert_eq!((one[0].layers, one[0].experts), (1, 6));
+        let steps = read(npy::compose("|u1", &[2, 1, 3], &values)).unwrap();
+        assert_eq!(steps[0].tokens, [3, 5, 252]);
     }
 
     #[test]
@@ -183,7 +197,8 @@ mod tests {
         let minus = npy::compose("|i1", &[2, 2], &[0, 1, 255, 2]);
         assert!(message(minus).contains("layer 1, expert 0: -1"));
         assert!(message(npy::compose("<u2", &[9, 2], &[0; 8])).contains("cut off"));
-        assert!(message(npy::compose("<u2", &[1, 2, 2], &[0; 8])).contains("[layers][experts]"));
+        assert!(message(npy::compose("|u1", &[1, 1, 2, 2], &[0; 4])).contains("[layers][experts]"));
+        assert!(message(npy::compose("|u1", &[0, 4], &[])).contains("is empty"));
         assert!(message(npy::compose("<c8", &[1, 1], &[0; 8])).contains("`<c8`"));
         assert!(message(b"text".to_vec()).contains("neither"));
     }
