@@ -23,5 +23,7 @@ mod view;
 
 pub use html::html;
 pub use markdown::markdown;
-pub use svg::{svg_distribution, svg_heat_map, svg_rank_loads, svg_waterfall};
+pub use svg::{
+    svg_distribution, svg_frontier, svg_heat_map, svg_rank_loads, svg_schedule, svg_waterfall,
+};
 pub use view::*;

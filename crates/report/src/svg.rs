@@ -7,6 +7,7 @@
 mod axis;
 mod distribution;
 mod heat;
+mod moves;
 mod rank_loads;
 mod waterfall;
 mod waterfall_zoom;
@@ -21,7 +22,9 @@ pub(crate) use waterfall_zoom::{PARTS, awaited, zoom_picture};
 use std::fmt::Write as _;
 
 use crate::escape;
-use crate::view::{Distribution, HeatMap, RankLoads, StepWaterfall, TimeOrigin};
+use crate::view::{
+    Distribution, Frontier, HeatMap, RankLoads, Schedule, StepWaterfall, TimeOrigin,
+};
 
 /// Colours and text styles of all pictures.
 pub(crate) const STYLE: &str = include_str!("svg/style.css");
@@ -52,6 +55,16 @@ pub fn svg_waterfall(step: &StepWaterfall, origin: TimeOrigin) -> Vec<String> {
 pub fn svg_distribution(panel: &Distribution, origin: TimeOrigin) -> Option<String> {
     let panels = std::slice::from_ref(panel);
     distributions(panels, &Styles::of(panels), origin).pop().map(|p| p.standalone())
+}
+
+/// A standalone picture of a curve with its bound; `None` with fewer than two points.
+pub fn svg_frontier(frontier: &Frontier) -> Option<String> {
+    moves::frontier_picture(frontier).map(|p| p.standalone())
+}
+
+/// A standalone Gantt chart of a move; `None` without a copy.
+pub fn svg_schedule(schedule: &Schedule) -> Option<String> {
+    moves::schedule_picture(schedule).map(|p| p.standalone())
 }
 
 /// A picture under construction, and when finished.

@@ -4,10 +4,12 @@
 //! from JSON that lacks fields, so that a stored report outlives the addition of a section.
 
 mod decision;
+mod moves;
 mod pictures;
 mod quantiles;
 
 pub use decision::*;
+pub use moves::*;
 pub use pictures::*;
 
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,8 @@
 //! `plan`: where each expert's weights should live, what the move costs, or "do nothing".
 
+mod from_loads;
+pub(crate) mod pictures;
+
 use super::{diagnose::phase, traces};
 use crate::certificate;
 use crate::fail::{Failure, Finding, Verdict};
@@ -16,16 +19,25 @@ use evenkeel_types::{ExpertMap, Phase};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Plan a map from a trace: bound, moves, price, break-even, or "do nothing".
+/// Plan a map from a trace or a load matrix: bound, moves, price, break-even, or "do nothing".
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   evenkeel plan evenkeel-demo/trace-after --out next.json
   evenkeel plan my-trace --topology h20:16 --map live.json --sequences-per-rank 128 --out next.json
+  evenkeel plan --loads loads.npy --ranks 32 --slots 288 --nodes 4 --out map.json --pictures plan/
+  evenkeel plan --loads today.csv --map map.json --out next.json
 Exit code 0: a plan was made; 1: do nothing.")]
 pub(crate) struct Arguments {
     /// Trace to plan on.
-    trace: PathBuf,
+    #[arg(required_unless_present = "loads", conflicts_with = "loads")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    from_loads: from_loads::LoadsArguments,
+    /// Write pictures of the plan here: rank loads before and after, what each further move
+    /// gains, and the schedule.
+    #[arg(long, value_name = "DIR")]
+    pictures: Option<PathBuf>,
     /// Map that is live; default: the trace's last; else the contiguous one.
     #[arg(long, value_name = "MAP")]
     map: Option<PathBuf>,
@@ -91,9 +103,17 @@ struct Answer<'a> {
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
-    let trace = traces::open(&arguments.trace)?;
+    match (&arguments.from_loads.loads, &arguments.trace) {
+        (None, Some(trace)) => from_trace(arguments, trace, out),
+        (Some(loads), _) => from_loads::run(arguments, loads, out),
+        (None, None) => Err(Failure::input("a trace or --loads FILE is missing")),
+    }
+}
+
+fn from_trace(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict {
+    let trace = traces::open(path)?;
     if let Some(breach) = trace.breaches().first() {
-        return Err(Failure::input(format!("{}: {breach}", arguments.trace.display()))
+        return Err(Failure::input(format!("{}: {breach}", path.display()))
             .hint("a plan on counts that are not conserved would move experts for nothing"));
     }
     refuse_rollout(&trace, arguments.accept_revision)?;
@@ -107,7 +127,7 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
     if let Some(path) = &arguments.live_out {
         write_file(path, live.to_json().map_err(Failure::environment)?.as_bytes())?;
     }
-    let (loads, loads_from) = loads(arguments, &trace, &setting)?;
+    let (loads, loads_from) = loads(arguments, path, &trace, &setting)?;
     let progress = Progress::start(out, "plan", 0);
     let per_rank = loads.steps.iter().map(|step| f64::from(step.tokens)).sum::<f64>()
         / loads.steps.len().max(1) as f64
@@ -125,13 +145,16 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
     if let (Outcome::Plan(plan), Some(path)) = (&outcome, &arguments.certificate) {
         certificate::write(path, &question, plan)?;
     }
+    if let (Outcome::Plan(plan), Some(folder)) = (&outcome, &arguments.pictures) {
+        pictures::write(folder, &question, plan)?;
+    }
     let written = match (&outcome, &arguments.out) {
-        (Outcome::Plan(plan), Some(path)) => {
+        (Outcome::Plan(plan), Some(out)) => {
             let mut map = plan.map.clone();
-            map.provenance.window = format!("{} ({loads_from})", arguments.trace.display());
+            map.provenance.window = format!("{} ({loads_from})", path.display());
             let json = map.to_json().map_err(Failure::environment)?;
-            write_file(path, json.as_bytes())?;
-            Some(path.as_path())
+            write_file(out, json.as_bytes())?;
+            Some(out.as_path())
         }
         _ => None,
     };
@@ -172,6 +195,7 @@ fn contiguous(setting: &Setting) -> Result<ExpertMap, Failure> {
 
 fn loads(
     arguments: &Arguments,
+    path: &Path,
     trace: &evenkeel_store::Trace,
     setting: &Setting,
 ) -> Result<(evenkeel_trace::StepLoads, &'static str), Failure> {
@@ -182,14 +206,14 @@ fn loads(
         if loads.steps.is_empty() {
             return Err(Failure::input(format!(
                 "{}: the window holds no {} step with routing",
-                arguments.trace.display(),
+                path.display(),
                 arguments.phase
             ))
             .hint("--phase prefill, or another --window"));
         }
         return Ok((loads, "recorded steps"));
     }
-    let routes = traces::routes(trace, &arguments.trace)?;
+    let routes = traces::routes(trace, path)?;
     if arguments.window.is_some() {
         return Err(Failure::input("--window: the trace has no recorded steps to choose from")
             .hint("batches are drawn from all recorded requests; leave --window out"));
@@ -279,22 +303,31 @@ pub(crate) fn plan_lines(plan: &Plan) -> Vec<String> {
     if !plan.refused.is_empty() {
         lines.push(format!("{} moves along degraded links refused", plan.refused.len()));
     }
-    let mut table = text::Table::new(["layer", "expert", "from", "to", "slot", "step time saved"]);
-    for one in plan.moves.iter().take(8) {
+    lines.extend(move_lines(plan, "step time saved", fmt::us, true));
+    lines
+}
+
+/// The moves that gain most, with what each gains and what it costs.
+fn move_lines(plan: &Plan, gain: &str, show: fn(f64) -> String, bytes_known: bool) -> Vec<String> {
+    const SHOWN: usize = 10;
+    let mut lines = Vec::new();
+    let mut table = text::Table::new(["layer", "expert", "from", "to", "slot", "bytes", gain]);
+    for one in plan.moves.iter().take(SHOWN) {
         table.row([
             one.layer.0.to_string(),
             one.expert.0.to_string(),
             one.from.to_string(),
             one.to.to_string(),
             one.slot.0.to_string(),
-            fmt::us(one.gain_us),
+            if bytes_known { fmt::bytes(one.bytes as f64) } else { "–".to_owned() },
+            show(one.gain_us),
         ]);
     }
     if !plan.moves.is_empty() {
         lines.push(table.render(2));
     }
-    if plan.moves.len() > 8 {
-        lines.push(format!("  and {} more (--json lists all)", plan.moves.len() - 8));
+    if plan.moves.len() > SHOWN {
+        lines.push(format!("  and {} more (--json lists all)", plan.moves.len() - SHOWN));
     }
     lines
 }
