@@ -1,4 +1,4 @@
-//! The binary on situations as text: `cases/cli/<name>/case.toml` says what is run in a copy of its
+//! The binary on situations as text: `cases/{cli,survive}/<name>/case.toml` says what is run in a copy of its
 //! folder, and what must come out.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
@@ -32,8 +32,8 @@ struct Step {
     absent: Vec<String>,
 }
 
-fn cases() -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "..", "..", "cases", "cli"].iter().collect()
+fn cases(group: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "..", "..", "cases", group].iter().collect()
 }
 
 fn check(folder: &Path) {
@@ -77,8 +77,11 @@ fn check(folder: &Path) {
 
 #[test]
 fn every_case_ends_as_said() {
-    let mut folders: Vec<PathBuf> =
-        std::fs::read_dir(cases()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for group in ["cli", "survive"] {
+        let listed = std::fs::read_dir(cases(group)).unwrap();
+        folders.extend(listed.map(|entry| entry.unwrap().path()));
+    }
     folders.sort();
     assert!(folders.len() >= 8, "only {} cases", folders.len());
     for folder in folders {

@@ -1,11 +1,13 @@
 //! `check`: does this map keep the laws on this machine, and the move to it as well?
 
+use super::import;
 use crate::certificate;
 use crate::fail::{Failure, Finding, Verdict};
 use crate::load;
 use crate::out::Out;
 use crate::setting;
 use clap::Args;
+use evenkeel_plan::survive::{PromiseBroken, SurviveInput, broken_promises};
 use evenkeel_plan::{TransitionViolation, check_transition};
 use evenkeel_types::{ModelShape, Violation};
 use serde::Serialize;
@@ -30,8 +32,8 @@ pub(crate) struct Arguments {
     /// Map that is live now: the move from it is checked at every stage.
     #[arg(long, value_name = "MAP")]
     from: Option<PathBuf>,
-    /// Model, a known name; default: the map's own.
-    #[arg(long)]
+    /// Model, a known name or a file; default: the map's own.
+    #[arg(long, value_name = "NAME|FILE")]
     model: Option<String>,
     /// Topology file, or PROFILE:RANKS.
     #[arg(long, value_name = "FILE|PROFILE:RANKS")]
@@ -50,6 +52,8 @@ struct Checked {
     experts: u16,
     memory_checked: bool,
     violations: Vec<Violation>,
+    /// Promises of the policy about lost ranks; looked at where the map keeps the laws.
+    promises: Vec<PromiseBroken>,
     transition: Vec<TransitionViolation>,
     statements: Vec<String>,
 }
@@ -63,8 +67,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
     let policy = load::policy(arguments.policy.as_deref())?;
     let topology = arguments.topology.as_deref().map(setting::topology).transpose()?;
     let name = arguments.model.as_deref().unwrap_or(&map.model);
-    let shape = ModelShape::known(name);
-    if shape.is_none() && (arguments.model.is_some() || topology.is_some()) {
+    let shape = match &arguments.model {
+        Some(model) => Some(import::shape(model)?),
+        None => ModelShape::known(name),
+    };
+    if shape.is_none() && topology.is_some() {
         return Err(Failure::input(format!("model `{name}` is not known"))
             .hint(format!("known: {}", ModelShape::KNOWN.join(", "))));
     }
@@ -73,11 +80,16 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
             .map_err(|error| Failure::input(error).context(path.display()))?;
     }
     let mut violations = map.violations();
-    let mut transition = Vec::new();
+    let (mut transition, mut promises) = (Vec::new(), Vec::new());
     let memory_checked = shape.is_some() && topology.is_some();
     if let (Some(shape), Some(topology)) = (&shape, &topology) {
         violations.extend(policy.memory.violations(&map, shape, topology));
         violations.extend(policy.plan.violations(&map, shape, topology));
+        if violations.is_empty() {
+            let (map, policy) = (&map, &policy);
+            let question = SurviveInput { shape, topology, map, policy, loads: None };
+            promises = broken_promises(&question).map_err(Failure::input)?;
+        }
         if let Some(from) = &arguments.from {
             let live = load::map(from)?;
             transition = check_transition(&live, &map, shape, topology, &policy)
@@ -97,9 +109,11 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
         statements: violations
             .iter()
             .map(ToString::to_string)
+            .chain(promises.iter().map(ToString::to_string))
             .chain(transition.iter().map(ToString::to_string))
             .collect(),
         violations,
+        promises,
         transition,
     };
     out.present(&checked, || text(&checked))?;

@@ -97,7 +97,8 @@ pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
     Ok(Finding::Positive)
 }
 
-fn shape(name: &str) -> Result<ModelShape, Failure> {
+/// A model by its known name, or from a file.
+pub(crate) fn shape(name: &str) -> Result<ModelShape, Failure> {
     if let Some(shape) = ModelShape::known(name) {
         return Ok(shape);
     }
@@ -113,7 +114,7 @@ fn shape(name: &str) -> Result<ModelShape, Failure> {
 }
 
 /// Reads a file whole, bounded; it keeps its name for the messages.
-fn source(path: &Path) -> Result<SourceFile, Failure> {
+pub(crate) fn source(path: &Path) -> Result<SourceFile, Failure> {
     let io = |error: std::io::Error| Failure::io(path.display(), &error);
     let file = std::fs::File::open(path).map_err(io)?;
     let mut bytes = Vec::new();

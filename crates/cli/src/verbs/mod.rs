@@ -12,4 +12,5 @@ pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod report;
+pub(crate) mod survive;
 pub(crate) mod traces;
