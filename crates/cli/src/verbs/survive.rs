@@ -88,29 +88,32 @@ struct Surveyed<'a> {
 }
 
 pub(crate) fn run(arguments: &Arguments, out: &mut Out) -> Verdict {
-    let mut map = load::map(&arguments.map)?;
+    let map = load::map(&arguments.map)?;
     let topology = setting::topology(&arguments.topology)?;
     let policy = load::policy(arguments.policy.as_deref())?;
     let shape = import::shape(arguments.model.as_deref().unwrap_or(&map.model))?;
     let loads = arguments.loads.as_deref().map(read_loads).transpose()?;
     let fail = |error| Failure::input(error).context(arguments.map.display());
-    let question = |map| SurviveInput {
+    let whole = SurviveInput {
         shape: &shape,
         topology: &topology,
-        map,
+        map: &map,
         policy: &policy,
         loads: loads.as_deref(),
     };
-    if let Some(kind) = arguments.spread {
-        map = spread(&question(&map), kind.kind(), SPREAD_LOSS_SHARE).map_err(fail)?.map;
-    }
-    if let Some(kind) = arguments.live {
-        map = live_copies(&question(&map), kind.kind()).map_err(fail)?;
-    }
+    let apart = match arguments.spread {
+        Some(kind) => spread(&whole, kind.kind(), SPREAD_LOSS_SHARE).map_err(fail)?.map,
+        None => map.clone(),
+    };
+    let whole = SurviveInput { map: &apart, ..whole };
+    let map = match arguments.live {
+        Some(kind) => live_copies(&whole, kind.kind()).map_err(fail)?,
+        None => apart.clone(),
+    };
     if let Some(path) = &arguments.map_out {
         write_file(path, map.to_json().map_err(Failure::environment)?.as_bytes())?;
     }
-    let input = question(&map);
+    let input = SurviveInput { map: &map, ..whole };
     if let Some(lost) = &arguments.lost {
         let (kind, ranks) = domain(lost, &input)?;
         let restores = Restores::precompute(&input, &[kind]).map_err(fail)?;
