@@ -120,7 +120,7 @@ fn once(mut slots: Vec<Option<ExpertId>>) -> Vec<Option<ExpertId>> {
 /// DeepSeek-V2-Lite in decode on H20: slowest rank of held-out steps under four splits of one map.
 fn decode(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
     let folder = tempfile::tempdir().map_err(|error| Failure::io("temporary folder", &error))?;
-    let recorded = assets::recorded(folder.path())?;
+    let recorded = assets::recorded(&folder.path().join("trace"))?;
     let (ranks, slots, sequences) = DECODE;
     let topology = Topology::uniform("h20", ranks as u16, 96 << 30);
     let setting = Setting::new(recorded.shape.clone(), topology, "h20", Policy::default())?;
