@@ -7,8 +7,10 @@
 mod clock;
 mod figure;
 mod held_out;
+mod ours;
 mod peers;
 mod problems;
+mod quoted;
 mod score;
 mod split;
 mod survive;
@@ -24,6 +26,7 @@ use crate::out::Out;
 use crate::progress::Progress;
 use clap::Args;
 use serde::Serialize;
+use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -63,6 +66,8 @@ pub(crate) struct Context<'a> {
     /// Maps and times of other planners, made in this run or read, if any.
     pub(crate) peers: Option<PeersRun>,
     problems: Vec<Problem>,
+    /// All planners' rows, made when a section first asks.
+    planners: OnceCell<Vec<peers::Row>>,
     out: &'a Out,
 }
 
@@ -79,6 +84,18 @@ impl Context<'_> {
     pub(crate) fn problem(&self, id: &str) -> Result<&Problem, Failure> {
         let found = self.problems.iter().find(|problem| problem.id == id);
         found.ok_or_else(|| Failure::input(format!("there is no problem `{id}`")))
+    }
+
+    /// What every planner reaches on every problem; this one's is measured at the first call.
+    ///
+    /// # Errors
+    /// Where a planner's map does not fit its problem.
+    pub(crate) fn planners(&self) -> Result<&[peers::Row], Failure> {
+        if self.planners.get().is_none() {
+            let rows = peers::table(self)?;
+            return Ok(self.planners.get_or_init(|| rows));
+        }
+        Ok(self.planners.get().map_or(&[], Vec::as_slice))
     }
 
     /// How often to repeat a measurement whose median counts.
@@ -139,7 +156,8 @@ fn measure(arguments: &Arguments, out: &Out) -> Result<Report, Failure> {
         (_, Some(file)) => Some(PeersRun::read(file)?),
         _ => None,
     };
-    let context = Context { quick: arguments.quick, peers, problems, out };
+    let context =
+        Context { quick: arguments.quick, peers, problems, planners: OnceCell::new(), out };
     let mut sections = Vec::new();
     for &(section, work) in SECTIONS {
         if !arguments.only.is_empty() && !arguments.only.iter().any(|name| name == section) {
@@ -159,7 +177,7 @@ fn measure(arguments: &Arguments, out: &Out) -> Result<Report, Failure> {
         targets: all().filter(|figure| figure.reached().is_some()).count(),
         reached: all().filter(|figure| figure.reached() == Some(true)).count(),
         failed: sections.iter().filter(|section| section.error.is_some()).count(),
-        peers: peers::table(&context)?,
+        peers: context.planners.get().cloned().unwrap_or_default(),
         sections,
     })
 }

@@ -4,7 +4,7 @@
 //! is worth is computed here, for all planners alike. Planners that pip cannot install are quoted.
 
 use super::score::{self, Slots};
-use super::{Context, Figure, Problem, Score};
+use super::{Context, Figure, Problem, Score, Target, ours, quoted};
 use crate::fail::Failure;
 use evenkeel_report::text;
 use evenkeel_types::ExpertId;
@@ -41,15 +41,21 @@ struct PeerMap {
     error: Option<String>,
 }
 
-/// What one planner reaches on one problem.
-#[derive(Clone, Debug, Serialize)]
+/// What one planner reaches on one problem; `None`: failed, not asked or not known.
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
     /// Planner.
     pub(crate) peer: String,
     /// Problem.
     pub(crate) problem: String,
-    /// On the loads given; `None` where the planner failed.
-    pub(crate) score: Option<Score>,
+    /// On the loads given, mean over layers.
+    pub(crate) balance: Option<f64>,
+    /// The same, worst layer.
+    pub(crate) balance_worst: Option<f64>,
+    /// Slots that repeat an expert of their rank, over all layers.
+    pub(crate) duplicates: Option<usize>,
+    /// Experts without a slot, over all layers.
+    pub(crate) missing: usize,
     /// The first map on the drifted loads, mean over layers.
     pub(crate) balance_stale: Option<f64>,
     /// The second map on the drifted loads, mean over layers.
@@ -60,7 +66,8 @@ pub(crate) struct Row {
     pub(crate) moved_second: Option<f64>,
     /// Median CPU time of the first plan, all layers, ms.
     pub(crate) cpu_ms: Option<f64>,
-    /// Why there is no score.
+    /// Why there is no map.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
 
@@ -97,12 +104,6 @@ impl PeersRun {
         serde_json::from_slice(bytes).map_err(|error| Failure::input(error).context(name))
     }
 
-    /// Median CPU time of a planner on a problem in this run, ms.
-    pub(crate) fn cpu_ms(&self, peer: &str, problem: &str) -> Option<f64> {
-        let found = self.maps.iter().find(|map| map.peer == peer && map.problem == problem);
-        found.and_then(|map| map.cpu_ms)
-    }
-
     fn rows(&self, problems: &[Problem]) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
         for map in &self.maps {
@@ -120,13 +121,9 @@ impl PeerMap {
         let mut row = Row {
             peer: peer.clone(),
             problem: id.clone(),
-            score: None,
-            balance_stale: None,
-            balance_second: None,
-            moved_first: None,
-            moved_second: None,
             cpu_ms: *cpu_ms,
             error: error.clone(),
+            ..Row::default()
         };
         if error.is_some() {
             return Ok(row);
@@ -134,7 +131,11 @@ impl PeerMap {
         let first =
             slots(first, problem).map_err(|error| error.context(format!("{peer}, {id}")))?;
         let all = (problem.layers * problem.slots) as f64;
-        row.score = Some(Score::of(&first, &problem.loads, problem));
+        let found = Score::of(&first, &problem.loads, problem);
+        row.balance = Some(found.balance);
+        row.balance_worst = Some(found.balance_worst);
+        row.duplicates = Some(found.duplicates);
+        row.missing = found.missing;
         row.moved_first = Some(score::moves(&score::start(problem), &first) as f64 / all);
         if let (Some(second), Some(drifted)) = (second, &problem.drifted) {
             let second = slots(second, problem)?;
@@ -164,31 +165,72 @@ fn slots(map: &[Vec<u16>], problem: &Problem) -> Result<Slots, Failure> {
     Ok(map.iter().map(layer).collect())
 }
 
-/// Rows of all planners that ran, for the tables below the figures.
-pub(crate) fn table(context: &Context<'_>) -> Result<Vec<Row>, Failure> {
-    context.peers.as_ref().map_or(Ok(Vec::new()), |run| run.rows(context.problems()))
+/// Rows of all planners: this one, those that ran, those that are quoted.
+pub(super) fn table(context: &Context<'_>) -> Result<Vec<Row>, Failure> {
+    let mut rows = ours::rows(context)?;
+    if let Some(run) = &context.peers {
+        rows.extend(run.rows(context.problems())?);
+    }
+    rows.extend(quoted::rows());
+    Ok(rows)
 }
 
-/// Which planners ran, and whether a map of theirs is broken.
+/// This planner against the quoted reference and against the peers that ran.
 pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
-    let Some(run) = &context.peers else { return Ok(Vec::new()) };
+    let rows = context.planners()?;
+    let mut figures = Vec::new();
+    for row in rows.iter().filter(|row| row.peer == ours::NAME) {
+        let Some(found) = row.balance else { continue };
+        let others = rows.iter().filter(|other| {
+            other.problem == row.problem
+                && other.peer != ours::NAME
+                && !other.peer.starts_with("reference")
+        });
+        let best =
+            others.max_by(|a, b| a.balance.unwrap_or(0.0).total_cmp(&b.balance.unwrap_or(0.0)));
+        let named = |best: &Row| Some(format!("{:.4} {}", best.balance?, best.peer));
+        figures.push(Figure {
+            what: format!("balance, {}", row.problem),
+            unit: "balance",
+            best_today: best.and_then(named).unwrap_or_default(),
+            target: quoted::reference(&row.problem).map_or(Target::None, Target::AtLeast),
+            found,
+            note: String::new(),
+        });
+    }
+    let broken =
+        |row: &&Row| row.peer == ours::NAME && (row.missing > 0 || row.duplicates > Some(0));
+    figures.push(Figure {
+        what: "problems with a duplicate or a missing expert".to_owned(),
+        unit: "",
+        best_today: String::new(),
+        target: Target::AtMost(0.0),
+        found: rows.iter().filter(broken).count() as f64,
+        note: String::new(),
+    });
+    figures.extend(ran(context, rows));
+    Ok(figures)
+}
+
+/// Which peers ran, in which versions, and what failed.
+fn ran(context: &Context<'_>, rows: &[Row]) -> Option<Figure> {
+    let run = context.peers.as_ref()?;
     let versions: Vec<String> =
         run.versions.iter().map(|(package, version)| format!("{package} {version}")).collect();
-    let rows = run.rows(context.problems())?;
     let failed: Vec<String> = rows
         .iter()
         .filter_map(|row| {
             row.error.as_ref().map(|e| format!("{} on {}: {e}", row.peer, row.problem))
         })
         .collect();
-    Ok(vec![Figure {
+    Some(Figure {
         what: "plans of peers, run here".to_owned(),
         unit: "",
         best_today: String::new(),
-        target: super::Target::None,
-        found: rows.len() as f64,
+        target: Target::None,
+        found: run.maps.len() as f64,
         note: format!("{}. Failed: {}", versions.join(", "), none_or(&failed)),
-    }])
+    })
 }
 
 fn none_or(list: &[String]) -> String {
@@ -197,14 +239,15 @@ fn none_or(list: &[String]) -> String {
 
 /// Problems side by side, planners below each other, one table per measure.
 pub(crate) fn render(rows: &[Row]) -> String {
-    let score = |row: &Row, value: fn(&Score) -> String| row.score.as_ref().map(value);
     let percent = |share: Option<f64>| share.map(|share| format!("{:.0} %", share * 100.0));
     let four = |value: Option<f64>| value.map(|value| format!("{value:.4}"));
-    let mut parts =
-        vec!["other planners: balance on the loads given, even split, mean over layers".to_owned()];
-    parts.push(matrix(rows, |row| score(row, |score| format!("{:.4}", score.balance))));
+    let mut parts = vec![
+        "planners side by side: balance on the loads given, even split, mean over layers"
+            .to_owned(),
+    ];
+    parts.push(matrix(rows, |row| four(row.balance)));
     parts.push("slots that repeat an expert of their rank, all layers".to_owned());
-    parts.push(matrix(rows, |row| score(row, |score| score.duplicates.to_string())));
+    parts.push(matrix(rows, |row| row.duplicates.map(|count| count.to_string())));
     parts.push("CPU time of the plan, ms, median".to_owned());
     parts.push(matrix(rows, |row| row.cpu_ms.map(|ms| format!("{ms:.1}"))));
     parts.push("slots moved: from the start map, after drift".to_owned());

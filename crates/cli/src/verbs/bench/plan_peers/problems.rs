@@ -1,4 +1,4 @@
-//! Problems A to E, bundled: loads, ranks, slots, nodes, groups.
+//! Problems A to E, bundled: loads, ranks, slots, nodes.
 
 use crate::fail::Failure;
 use evenkeel_interop::{LoadMatrix, SourceFile, load_matrices};
@@ -12,12 +12,10 @@ const SHAPES: &str = include_str!("../../../../../../assets/plan-problems/proble
 
 /// Ranks, slots and so on of one problem, as in `problems.json`.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Shape {
     ranks: usize,
     slots: usize,
     nodes: usize,
-    groups: usize,
     layers: usize,
     experts: usize,
 }
@@ -37,8 +35,6 @@ pub(crate) struct Problem {
     pub(crate) slots: usize,
     /// Nodes.
     pub(crate) nodes: usize,
-    /// Expert groups of the model.
-    pub(crate) groups: usize,
     /// `[layer * experts + expert]`, tokens.
     pub(crate) loads: Vec<u64>,
     /// The same after every load drifted by exp(0.15 N); B to D only.
@@ -71,7 +67,7 @@ pub(crate) fn load() -> Result<Vec<Problem>, Failure> {
     let matrices = load_matrices(&file).map_err(Failure::input)?;
     let find = |name: &str| matrices.iter().find(|matrix| matrix.name == name);
     let mut problems = Vec::with_capacity(shapes.len());
-    for (id, Shape { ranks, slots, nodes, groups, layers, experts }) in shapes {
+    for (id, Shape { ranks, slots, nodes, layers, experts }) in shapes {
         let tokens = |matrix: &LoadMatrix| {
             ((matrix.layers, matrix.experts) == (layers, experts)).then(|| matrix.tokens.clone())
         };
@@ -79,7 +75,7 @@ pub(crate) fn load() -> Result<Vec<Problem>, Failure> {
             Failure::input(format!("problem {id}: expected loads of {layers} x {experts}"))
         })?;
         let drifted = find(&format!("{id}_drift15")).and_then(tokens);
-        problems.push(Problem { id, layers, experts, ranks, slots, nodes, groups, loads, drifted });
+        problems.push(Problem { id, layers, experts, ranks, slots, nodes, loads, drifted });
     }
     Ok(problems)
 }
@@ -101,6 +97,6 @@ mod tests {
             assert_eq!(problem.drifted.is_some(), ('B'..='D').any(|c| problem.id.starts_with(c)));
         }
         assert_eq!(problems[1].loads.iter().sum::<u64>(), 60_817_418);
-        assert_eq!(problems[13].layer(0), [600, 560, 120, 120, 20, 10, 10, 10]);
+        assert_eq!(problems[13].loads, [600, 560, 120, 120, 20, 10, 10, 10]);
     }
 }

@@ -96,7 +96,6 @@ mod tests {
             ranks: 2,
             slots: 4,
             nodes: 1,
-            groups: 1,
             loads: vec![60, 20, 20],
             drifted: None,
         };
