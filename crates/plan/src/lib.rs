@@ -30,6 +30,7 @@ pub mod peer;
 mod planner;
 mod present;
 mod price;
+pub mod rows;
 mod schedule;
 mod search;
 mod slack;
