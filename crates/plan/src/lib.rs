@@ -14,6 +14,7 @@
 //! (law 4). A planner reads the router's choices and has no way to change them (law 1). Nothing
 //! here reads a clock, a file or a thread: the same input gives the same bytes.
 
+pub mod affinity;
 mod bound;
 mod break_even;
 mod check;
