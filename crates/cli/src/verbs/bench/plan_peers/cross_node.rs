@@ -37,15 +37,12 @@ struct Peer {
 }
 
 pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
-    let dir = tempdir()?;
-    let recorded = demo::recorded(&dir);
-    // The folder is ours; what is left of it harms nobody.
-    let _ = std::fs::remove_dir_all(&dir);
-    let recorded = recorded?;
+    let dir = tempfile::tempdir().map_err(|error| Failure::io("temporary folder", &error))?;
+    let recorded = demo::assets::recorded(&dir.path().join("recorded"))?;
     let topology = Topology::uniform("h20", RANKS, 96_000_000_000);
     let (planning, judging) = draw::halves(&recorded.routes, 1);
     let slices = recorded.slices.len();
-    let proposals = if context.quick { 2_000 } else { 12_000 };
+    let proposals = if context.quick { 1_000 } else { 4_000 };
     let mut figures = Vec::new();
     for slots_per_rank in [4, 5] {
         for phase in [Phase::Decode, Phase::Prefill] {
@@ -55,7 +52,14 @@ pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
                 usize::from(RANKS) * slots_per_rank,
                 if phase == Phase::Decode { "low latency" } else { "normal mode" }
             );
-            figures.extend(one(&recorded.shape, &topology, &case, slots_per_rank, proposals, &what)?);
+            figures.extend(one(
+                &recorded.shape,
+                &topology,
+                &case,
+                slots_per_rank,
+                proposals,
+                &what,
+            )?);
             // Declared apart: requests of the first tenants live on node 0, of the last on node 1.
             let placed: Vec<Vec<f64>> = (0..slices)
                 .map(|slice| {
@@ -64,24 +68,25 @@ pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
                 })
                 .collect();
             let case = self::case(phase, [&planning, &judging], &placed);
-            figures.push(placed_figure(&recorded.shape, &topology, &case, slots_per_rank, proposals, &what)?);
+            figures.push(placed_figure(
+                &recorded.shape,
+                &topology,
+                &case,
+                slots_per_rank,
+                proposals,
+                &what,
+            )?);
         }
     }
     Ok(figures)
-}
-
-fn tempdir() -> Result<std::path::PathBuf, Failure> {
-    let dir = std::env::temp_dir().join(format!("evenkeel-cross-node-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).map_err(Failure::environment)?;
-    Ok(dir)
 }
 
 fn case(phase: Phase, [planning, judging]: [&Routes; 2], share: &[Vec<f64>]) -> Case {
     let traffic = |routes, most| Traffic::of_routes(routes, phase, share, most, 1);
     Case {
         mode: Mode::of(phase),
-        planning: traffic(planning, 6_000),
-        judging: traffic(judging, 6_000),
+        planning: traffic(planning, 2_000),
+        judging: traffic(judging, 4_000),
     }
 }
 
@@ -177,7 +182,8 @@ fn one(
         fmt::percent(least),
         section_bound,
     );
-    let best_today = format!("{} of units cross (measured in this run)", fmt::percent(theirs.share()));
+    let best_today =
+        format!("{} of units cross (measured in this run)", fmt::percent(theirs.share()));
     // Where the bound forbids the target, the figure stands beside the bound alone.
     let goal = if section_bound <= KEPT { Target::AtMost(KEPT) } else { Target::None };
     Ok(vec![
@@ -235,7 +241,10 @@ fn placed_figure(
     Ok(Figure {
         what: format!("{what}: bytes across nodes, of vLLM's, requests placed by tenant"),
         unit: "ratio",
-        best_today: format!("{} of units cross (measured in this run)", fmt::percent(theirs.share())),
+        best_today: format!(
+            "{} of units cross (measured in this run)",
+            fmt::percent(theirs.share())
+        ),
         target: Target::None,
         found: ours.share() / theirs.share(),
         note: format!(

@@ -5,6 +5,7 @@
 //! a target is missed, stands in the figure's note.
 
 mod clock;
+mod cross_node;
 mod figure;
 mod held_out;
 mod ours;
@@ -56,6 +57,7 @@ const SECTIONS: &[Section] = &[
     ("split", split::measure),
     ("held_out", held_out::measure),
     ("survive", survive::measure),
+    ("cross_node", cross_node::measure),
     ("peers", peers::measure),
 ];
 
