@@ -25,7 +25,7 @@ fn routes(shape: &ModelShape, tokens: usize, seed: u64) -> Routes {
         while chosen.len() < k {
             draw += 1;
             let value = hash3(seed, row, draw);
-            let near = (value >> 32) % 4 > 0;
+            let near = !(value >> 32).is_multiple_of(4);
             let expert =
                 if near { (value % experts) / 2 * 2 + row / 2 % 2 } else { value % experts };
             let expert = (expert % experts) as u16;
