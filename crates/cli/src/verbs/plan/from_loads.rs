@@ -159,7 +159,7 @@ fn problem(
     })?;
     let by_map = live.map(|map| map.slots.iter().flatten().map(Vec::len).max().unwrap_or(0));
     let slots = match (asked.slots, by_map) {
-        (Some(slots), _) if slots % usize::from(ranks) != 0 => {
+        (Some(slots), _) if !slots.is_multiple_of(usize::from(ranks)) => {
             return Err(Failure::input(format!(
                 "--slots {slots}: expected a multiple of the {ranks} ranks"
             )));
@@ -189,13 +189,13 @@ fn problem(
         policy.plan.gain_us_per_gb_min = 0.0;
     }
     if let Some(groups) = asked.groups {
-        if groups == 0 || matrix.experts % usize::from(groups) != 0 {
+        if groups == 0 || !matrix.experts.is_multiple_of(usize::from(groups)) {
             return Err(Failure::input(format!(
                 "--groups {groups}: expected a divisor of the {} experts",
                 matrix.experts
             )));
         }
-        if groups % asked.nodes != 0 {
+        if !groups.is_multiple_of(asked.nodes) {
             return Err(Failure::input(format!(
                 "--groups {groups}: expected a multiple of the {} nodes",
                 asked.nodes
@@ -208,7 +208,7 @@ fn problem(
 }
 
 fn topology(nodes: u16, ranks: u16) -> Result<Topology, Failure> {
-    if nodes == 0 || ranks % nodes != 0 {
+    if nodes == 0 || !ranks.is_multiple_of(nodes) {
         return Err(Failure::input(format!(
             "--nodes {nodes}: expected a divisor of the {ranks} ranks"
         )));
