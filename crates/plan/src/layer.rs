@@ -195,6 +195,13 @@ impl<'a> Layer<'a> {
         self.worth = Worth { us: us / steps as f64, evenness: evenness / steps as f64 };
     }
 
+    /// Time of the slowest rank in a step, µs.
+    pub(crate) fn slowest_us(&self, step: usize) -> f64 {
+        let rank = self.slowest[step].first();
+        let us = rank.map_or(0.0, |rank| self.time[usize::from(*rank) * self.costs.steps + step]);
+        self.costs.on_host(us)
+    }
+
     /// Ranks by the number of steps that wait for them, most first; only those with any.
     pub(crate) fn guilty(&self) -> Vec<usize> {
         let mut waits = vec![0_usize; self.slots.len()];

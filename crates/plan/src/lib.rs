@@ -27,6 +27,7 @@ mod layer;
 mod links;
 mod outcome;
 mod pack;
+mod pareto;
 pub mod peer;
 mod planner;
 mod present;
@@ -46,6 +47,7 @@ pub use outcome::{
     Bound, BreakEven, FrontierPoint, LayerBound, Move, Nothing, Outcome, Plan, Predicted, Price,
     Reason, Refused, Stage, Transfer,
 };
+pub use pareto::{ParetoPoint, pareto};
 pub use planner::{plan, plan_from_scratch};
 pub use price::price;
 pub use slack::{LayerSlots, slack_slots};

@@ -123,13 +123,8 @@ impl Study<'_> {
             refused.extend(barred.into_iter().map(|barred| self.refused(layer, barred)));
             offers.push(Offers::new(points));
         }
-        let bought = buy(&mut offers, &mut budget, |layer, here, room| {
-            // Room is counted from the live map: what the layer has filled already is its own.
-            let own = here.slots.iter().zip(&self.slots[layer]);
-            let own = own.map(|(now, live)| filled(now).saturating_sub(filled(live)) as u64);
-            let room: Vec<u64> = room.iter().zip(own).map(|(left, own)| left + own).collect();
-            Ok(self.search(layer, &here.slots, &room, &here.arrivals)?.0)
-        })?;
+        let bought =
+            buy(&mut offers, &mut budget, |layer, here, room| self.further(layer, here, room))?;
         let mut map = self.map_of(&offers, "plan");
         // Chains that staging memory cannot hold, or a source that ends too early: such a layer
         // stays as it is. Every round reverts at least one layer.
@@ -162,7 +157,7 @@ impl Study<'_> {
     }
 
     /// Searches a layer from the live map's slots, and from a fresh packing where that may help.
-    fn search(
+    pub(crate) fn search(
         &self,
         layer: usize,
         slots: &Slots,
@@ -225,7 +220,7 @@ impl Study<'_> {
     }
 
     /// The greedy packing of one layer into `sizes[rank]` slots.
-    fn scratch_slots(
+    pub(crate) fn scratch_slots(
         &self,
         layer: usize,
         sizes: &[usize],
@@ -298,7 +293,7 @@ impl Study<'_> {
     }
 
     /// `[rank]`: copies that memory still holds beside the live map's.
-    fn memory_room(&self) -> Vec<u64> {
+    pub(crate) fn memory_room(&self) -> Vec<u64> {
         let Self { input, .. } = self;
         let bytes = input.shape.expert_bytes().max(1);
         let ranks = input.topology.ranks();

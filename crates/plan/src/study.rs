@@ -135,6 +135,23 @@ impl<'a> Study<'a> {
         Ok(state)
     }
 
+    /// `[step]`: time of every sampled step of a map under a split table, or under equal shares or
+    /// a fresh table by the rule asked for, µs.
+    pub(crate) fn steps_us(
+        &self,
+        map: &ExpertMap,
+        split: Option<&SplitTable>,
+    ) -> Result<Vec<f64>, PlanError> {
+        let mut steps = vec![self.fixed_us; self.costs.steps];
+        for layer in 0..self.loads.len() {
+            let state = self.state(map, split, layer)?;
+            for (step, us) in steps.iter_mut().enumerate() {
+                *us += state.slowest_us(step);
+            }
+        }
+        Ok(steps)
+    }
+
     /// Mean exchange time of a live step that rows cause, over all layers, µs.
     pub(crate) fn exchange_us(&self) -> Result<f64, PlanError> {
         let (map, given) = (self.input.live, self.input.live_split);

@@ -10,7 +10,7 @@ use crate::out::{Out, write_file};
 use crate::progress::Progress;
 use crate::setting::{MachineArguments, Setting};
 use clap::{Args, ValueEnum};
-use evenkeel_plan::{Outcome, Plan, Reason, plan, plan_from_scratch};
+use evenkeel_plan::{Outcome, ParetoPoint, Plan, Reason, pareto, plan, plan_from_scratch};
 use evenkeel_report::{fmt, text};
 use evenkeel_split::SplitTable;
 use evenkeel_store::Table;
@@ -38,6 +38,10 @@ pub(crate) struct Arguments {
     /// gains, and the schedule.
     #[arg(long, value_name = "DIR")]
     pictures: Option<PathBuf>,
+    /// Show what memory buys: the best maps for this many budgets of further copies, from none to
+    /// what memory holds, up to the policy's slots per rank (default: twice the live map's).
+    #[arg(long, value_name = "POINTS", conflicts_with = "loads")]
+    pareto: Option<usize>,
     /// Map that is live; default: the trace's last; else the contiguous one.
     #[arg(long, value_name = "MAP")]
     map: Option<PathBuf>,
@@ -99,6 +103,8 @@ struct Answer<'a> {
     live_split: LiveSplit,
     steps: usize,
     outcome: &'a Outcome,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pareto: Vec<ParetoPoint>,
     written: Option<&'a Path>,
 }
 
@@ -141,6 +147,10 @@ fn from_trace(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict {
     } else {
         plan(question).map_err(Failure::input)?
     };
+    let pareto = match arguments.pareto {
+        Some(points) => pareto(question, points).map_err(Failure::input)?,
+        None => Vec::new(),
+    };
     drop(progress);
     if let (Outcome::Plan(plan), Some(path)) = (&outcome, &arguments.certificate) {
         certificate::write(path, &question, plan)?;
@@ -159,8 +169,8 @@ fn from_trace(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict {
         _ => None,
     };
     let live_split = arguments.live_split;
-    let answer =
-        Answer { loads_from, live_split, steps: loads.steps.len(), outcome: &outcome, written };
+    let steps = loads.steps.len();
+    let answer = Answer { loads_from, live_split, steps, outcome: &outcome, pareto, written };
     out.present(&answer, || render(&answer))?;
     Ok(Finding::from_good(matches!(outcome, Outcome::Plan(_))))
 }
@@ -255,10 +265,30 @@ fn render(answer: &Answer<'_>) -> String {
             }
         }
     }
+    if !answer.pareto.is_empty() {
+        lines.push("what memory buys (copies beyond the live map's):".to_owned());
+        lines.push(pareto_table(&answer.pareto));
+    }
     if let Some(path) = answer.written {
         lines.push(format!("wrote {}", path.display()));
     }
     lines.join("\n")
+}
+
+fn pareto_table(points: &[ParetoPoint]) -> String {
+    let mut table =
+        text::Table::new(["copies", "GiB", "step, mean", "step, p99", "KV lost", "KV tokens lost"]);
+    for point in points {
+        table.row([
+            point.copies.to_string(),
+            fmt::number(point.bytes as f64 / f64::from(1 << 30)),
+            fmt::us(point.step_us),
+            fmt::us(point.step_us_p99),
+            fmt::bytes(point.kv_bytes_lost.max(0) as f64),
+            point.kv_tokens_lost.max(0).to_string(),
+        ]);
+    }
+    table.render(2)
 }
 
 /// A plan for a terminal.
