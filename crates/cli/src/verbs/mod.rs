@@ -12,5 +12,6 @@ pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod report;
+pub(crate) mod split;
 pub(crate) mod survive;
 pub(crate) mod traces;

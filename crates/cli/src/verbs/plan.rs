@@ -1,7 +1,7 @@
 //! `plan`: where each expert's weights should live, what the move costs, or "do nothing".
 
-mod from_loads;
-pub(crate) mod pictures;
+pub(crate) mod from_loads;
+mod pictures;
 
 use super::{diagnose::phase, traces};
 use crate::certificate;
@@ -156,7 +156,7 @@ fn from_trace(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict {
         certificate::write(path, &question, plan)?;
     }
     if let (Outcome::Plan(plan), Some(folder)) = (&outcome, &arguments.pictures) {
-        pictures::write(folder, &question, plan)?;
+        pictures::write(folder, &question, plan, true)?;
     }
     let written = match (&outcome, &arguments.out) {
         (Outcome::Plan(plan), Some(out)) => {

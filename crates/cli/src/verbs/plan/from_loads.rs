@@ -84,13 +84,14 @@ pub(super) fn run(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict 
     } else {
         Outcome::Plan(Box::new(best_from_scratch(question)?))
     };
+    let bytes_known = asked.model.is_some() || asked.expert_bytes.is_some();
     let mut written = None;
     if let Outcome::Plan(plan) = &outcome {
         if let Some(path) = &arguments.certificate {
             certificate::write(path, &question, plan)?;
         }
         if let Some(folder) = &arguments.pictures {
-            super::pictures::write(folder, &question, plan)?;
+            super::pictures::write(folder, &question, plan, bytes_known)?;
         }
         if let Some(file) = &arguments.out {
             let mut map = plan.map.clone();
@@ -105,7 +106,7 @@ pub(super) fn run(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict 
         experts: matrix.experts,
         ranks,
         slots_per_rank,
-        bytes_known: asked.model.is_some() || asked.expert_bytes.is_some(),
+        bytes_known,
         from_live,
         outcome: &outcome,
         written,

@@ -12,8 +12,13 @@ use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, NodeId};
 use std::path::Path;
 
-/// Writes the pictures of a plan into a folder.
-pub(crate) fn write(folder: &Path, input: &PlanInput<'_>, plan: &Plan) -> Result<(), Failure> {
+/// Writes the pictures of a plan into a folder; the schedule only where bytes, so times, are known.
+pub(crate) fn write(
+    folder: &Path,
+    input: &PlanInput<'_>,
+    plan: &Plan,
+    bytes_known: bool,
+) -> Result<(), Failure> {
     let totals = input.loads.total();
     let rows = |map: &ExpertMap, split: Option<&SplitTable>| match split {
         Some(split) => rows_of(map, split, &totals),
@@ -45,7 +50,9 @@ pub(crate) fn write(folder: &Path, input: &PlanInput<'_>, plan: &Plan) -> Result
         pictures.push((format!("heat-{file}.svg"), svg_heat_map(&heat)));
     }
     pictures.push(("moves.svg".to_owned(), svg_frontier(&frontier(input, plan))));
-    pictures.push(("schedule.svg".to_owned(), svg_schedule(&schedule(input, plan))));
+    if bytes_known {
+        pictures.push(("schedule.svg".to_owned(), svg_schedule(&schedule(input, plan))));
+    }
     for (name, svg) in pictures {
         if let Some(svg) = svg {
             write_file(&folder.join(name), svg.as_bytes())?;
