@@ -5,7 +5,7 @@ use super::{Anchor, Picture, fit, num};
 use crate::fmt;
 use crate::view::{Frontier, Schedule};
 
-const LEFT: f64 = 62.0;
+const LEFT: f64 = 92.0;
 const TOP: f64 = 52.0;
 const PLOT: f64 = 190.0;
 /// Beyond this many bars a picture no longer tells each: the file would outgrow its use.

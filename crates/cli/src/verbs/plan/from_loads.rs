@@ -188,6 +188,9 @@ fn problem(
         policy.memory.kv_floor_share = 0.0;
         policy.memory.hbm_reserve_share = 0.0;
         policy.plan.gain_us_per_gb_min = 0.0;
+        if live.is_none() {
+            policy.moves.moves_max = u32::MAX;
+        }
     }
     if let Some(groups) = asked.groups {
         if groups == 0 || !matrix.experts.is_multiple_of(usize::from(groups)) {
