@@ -1,10 +1,10 @@
 //! Maps that keep the policy's constraints: pinned copies, whole groups, even slots.
 //!
 //! A live map that breaks a constraint is changed before anything is bought: [`meet`] gives the map
-//! from which buying starts. [`pack_layer`] is the greedy packing under the same constraints.
+//! from which buying starts. [`Constraints::pack_layer`] packs afresh under the same constraints.
 
 use crate::layer::{Slots, hosts_of};
-use crate::pack::{align, pack, replicate};
+use crate::rows::{Effort, LayerRows, in_place, place};
 use crate::study::{filled, widened};
 use crate::{PlanError, PlanInput};
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, NodeId};
@@ -18,6 +18,7 @@ pub(crate) struct Constraints {
     /// `[rank]`.
     nodes: Vec<NodeId>,
     layer: LayerId,
+    effort: Effort,
 }
 
 impl Constraints {
@@ -31,6 +32,11 @@ impl Constraints {
             per_group: groups.map(|groups| experts / usize::from(groups.groups.max(1))),
             nodes: input.topology.ranks().iter().map(|rank| rank.node).collect(),
             layer: LayerId(layer as u16),
+            // Where all layers need the same slots, none may stay empty.
+            effort: match policy.same_slots_per_layer {
+                true => Effort { exact_nodes: 0, ..Effort::THOROUGH },
+                false => Effort::THOROUGH,
+            },
         }
     }
 
@@ -79,12 +85,8 @@ impl Constraints {
             let layer = self.layer;
             return Err(PlanError::TooFewSlots { layer, slots, experts: totals.len() });
         }
-        let alive = |sizes: &[usize]| sizes.iter().filter(|size| **size > 0).count();
         let mut packed = match self.per_group {
-            None => {
-                let copies = replicate(totals, slots, alive(sizes));
-                pack(totals, &copies, sizes, weights)
-            }
+            None => pack(totals, sizes, weights, self.effort),
             Some(per_group) => {
                 let homes = self.homes(totals, sizes, weights, per_group)?;
                 let mut packed: Slots = sizes.iter().map(|_| Vec::new()).collect();
@@ -100,8 +102,8 @@ impl Constraints {
                         .filter(|expert| homes[expert / per_group] == node)
                         .collect();
                     let loads: Vec<u64> = experts.iter().map(|expert| totals[*expert]).collect();
-                    let copies = replicate(&loads, here.iter().sum(), alive(&here));
-                    for (all, local) in packed.iter_mut().zip(pack(&loads, &copies, &here, weights))
+                    for (all, local) in
+                        packed.iter_mut().zip(pack(&loads, &here, weights, self.effort))
                     {
                         let named = local
                             .into_iter()
@@ -247,11 +249,7 @@ pub(crate) fn meet(input: &PlanInput<'_>) -> Result<Option<ExpertMap>, PlanError
                 Err(_) if even.is_none() => constraints.pack_layer(totals, &all, &weights)?,
                 packed => packed?,
             };
-            let mut aligned = align(packed, slots, false);
-            for (aligned, slots) in aligned.iter_mut().zip(slots.iter()) {
-                aligned.resize(slots.len().max(aligned.len()), None);
-            }
-            *slots = aligned;
+            *slots = in_place(&packed, slots);
         }
         constraints.pin(slots, experts);
     }
@@ -261,6 +259,16 @@ pub(crate) fn meet(input: &PlanInput<'_>) -> Result<Option<ExpertMap>, PlanError
     };
     let slots = wide.into_iter().map(named).collect();
     Ok(Some(ExpertMap { slots, digests: Vec::new(), ..(*live).clone() }))
+}
+
+/// Packs experts into `sizes[rank]` slots, at least as many as experts, ranks as high as their
+/// weights.
+fn pack(totals: &[u64], sizes: &[usize], weights: &[u32], effort: Effort) -> Slots {
+    let loads: Vec<f64> = totals.iter().map(|total| *total as f64).collect();
+    let inverse_speed: Vec<f64> = weights.iter().map(|weight| 1.0 / f64::from(*weight)).collect();
+    let layer = LayerRows { loads: &loads, sizes, inverse_speed: &inverse_speed, extra: &[] };
+    place(&layer, Effort::THOROUGH)
+        .unwrap_or_else(|| sizes.iter().map(|n| vec![None; *n]).collect())
 }
 
 /// `[rank]`: copies per layer that every layer can have: as many as the fullest has, as far as the

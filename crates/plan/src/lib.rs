@@ -26,7 +26,6 @@ mod input;
 mod layer;
 mod links;
 mod outcome;
-mod pack;
 mod pareto;
 pub mod peer;
 mod planner;

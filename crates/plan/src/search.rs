@@ -86,7 +86,7 @@ pub(crate) fn descend(
     path.points.push(Point {
         slots: here.slots.clone(),
         us: here.worth.us,
-        arrivals: arrivals(&here, terms, before, 0.0),
+        arrivals: arrivals(&here.slots, terms, before, 0.0),
     });
     // Each change gains at least a fixed share, so the descent ends; the limit is a guard.
     let slots: usize = here.slots.iter().map(Vec::len).sum();
@@ -109,7 +109,7 @@ pub(crate) fn descend(
         let Some((_, next)) = best else { break };
         let last = path.points.last().map_or(&[][..], |point| &point.arrivals);
         let gain_us = here.worth.us - next.worth.us;
-        let arrivals = arrivals(&next, terms, last, gain_us);
+        let arrivals = arrivals(&next.slots, terms, last, gain_us);
         if arrivals.len() > terms.transfers_max {
             break;
         }
@@ -120,15 +120,15 @@ pub(crate) fn descend(
 }
 
 /// Pairs that are not at home, with the gain at which each came; new ones share `gain_us`.
-fn arrivals(
-    layer: &Layer<'_>,
+pub(crate) fn arrivals(
+    slots: &Slots,
     terms: &Terms<'_>,
     before: &[(u16, RankId, f64)],
     gain_us: f64,
 ) -> Vec<(u16, RankId, f64)> {
-    let ranks = layer.slots.len();
+    let ranks = slots.len();
     let mut list = Vec::new();
-    for (rank, slots) in layer.slots.iter().enumerate() {
+    for (rank, slots) in slots.iter().enumerate() {
         for expert in slots.iter().flatten() {
             if !terms.at_home[usize::from(*expert) * ranks + rank] {
                 let rank = RankId(rank as u16);

@@ -38,20 +38,22 @@ pub struct Effort {
     /// Further tries with other copy counts where a layer is not; 0 also leaves out exchanges of
     /// two copies at a time and the exact search.
     pub tries: usize,
+    /// Nodes that the exact search of a small layer may visit; 0: none. The exact answer may leave
+    /// slots empty.
+    pub exact_nodes: usize,
     /// Seed of the tries.
     pub seed: u64,
 }
 
 impl Effort {
     /// Milliseconds for a whole model.
-    pub const FAST: Self = Self { enough: 0.9993, tries: 0, seed: 1 };
+    pub const FAST: Self = Self { enough: 0.9993, tries: 0, exact_nodes: 0, seed: 1 };
     /// Within some 0.01 % of the mean where slots allow it.
-    pub const THOROUGH: Self = Self { enough: 0.9999, tries: 16, seed: 1 };
+    pub const THOROUGH: Self = Self { enough: 0.9999, tries: 16, exact_nodes: 400_000, seed: 1 };
 }
 
-/// Slots up to which a layer is solved exactly, and nodes that may be spent on it.
+/// Slots up to which a layer is solved exactly.
 const EXACT_SLOTS: usize = 20;
-const EXACT_NODES: usize = 400_000;
 
 /// Packs a layer afresh; `None` where there are fewer slots than experts.
 #[must_use]
@@ -86,7 +88,8 @@ fn packed<'a>(layer: LayerRows<'a>, effort: Effort, scratch: &mut Scratch) -> Op
         }
     }
     if layer.slots() <= EXACT_SLOTS
-        && let (Some(lower), _) = exact::exact(layer, best.highest(), EXACT_NODES)
+        && effort.exact_nodes > 0
+        && let (Some(lower), _) = exact::exact(layer, best.highest(), effort.exact_nodes)
     {
         best = lower;
     }
@@ -128,12 +131,21 @@ pub fn place_near(
     place(layer, effort).map(|slots| near(layer, slots, live))
 }
 
+/// Renames ranks of a packing, all of them alike, towards a map in force.
+pub(crate) fn renamed(slots: LayerSlots, live: &[Vec<Option<u16>>]) -> LayerSlots {
+    let (sizes, speeds) = (vec![0; slots.len()], vec![1.0; slots.len()]);
+    let alike = LayerRows { loads: &[], sizes: &sizes, inverse_speed: &speeds, extra: &[] };
+    near(&alike, slots, live)
+}
+
+/// Level of the highest rank, rows ÷ speed.
+#[must_use]
+pub fn highest(layer: &LayerRows<'_>, slots: &[Vec<Option<u16>>]) -> f64 {
+    Bins::of(*layer, slots).highest()
+}
+
 /// Renames alike ranks of a packing towards a map in force.
-pub(crate) fn near(
-    layer: &LayerRows<'_>,
-    slots: LayerSlots,
-    live: &[Vec<Option<u16>>],
-) -> LayerSlots {
+fn near(layer: &LayerRows<'_>, slots: LayerSlots, live: &[Vec<Option<u16>>]) -> LayerSlots {
     let ranks = slots.len();
     let extra = |rank: usize| layer.extra.get(rank).copied().unwrap_or(0.0);
     let alike = |a: usize, b: usize| {

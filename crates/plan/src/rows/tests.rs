@@ -167,7 +167,7 @@ fn published_examples() {
 
 #[test]
 fn odd_inputs() {
-    let speeds = vec![1.0; 4];
+    let speeds = [1.0; 4];
     let at = |loads: &[f64], sizes: &[usize]| {
         place(&layer(loads, sizes, &speeds[..sizes.len()]), Effort::THOROUGH)
     };
