@@ -267,8 +267,7 @@ fn pack(totals: &[u64], sizes: &[usize], weights: &[u32], effort: Effort) -> Slo
     let loads: Vec<f64> = totals.iter().map(|total| *total as f64).collect();
     let inverse_speed: Vec<f64> = weights.iter().map(|weight| 1.0 / f64::from(*weight)).collect();
     let layer = LayerRows { loads: &loads, sizes, inverse_speed: &inverse_speed, extra: &[] };
-    place(&layer, Effort::THOROUGH)
-        .unwrap_or_else(|| sizes.iter().map(|n| vec![None; *n]).collect())
+    place(&layer, effort).unwrap_or_else(|| sizes.iter().map(|n| vec![None; *n]).collect())
 }
 
 /// `[rank]`: copies per layer that every layer can have: as many as the fullest has, as far as the
