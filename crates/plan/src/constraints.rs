@@ -6,7 +6,7 @@
 use crate::layer::{Slots, hosts_of};
 use crate::rows::{Effort, LayerRows, in_place, place};
 use crate::study::{filled, widened};
-use crate::{PlanError, PlanInput};
+use crate::{Objective, PlanError, PlanInput};
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, NodeId};
 
 /// What the constraints say about one layer.
@@ -32,10 +32,11 @@ impl Constraints {
             per_group: groups.map(|groups| experts / usize::from(groups.groups.max(1))),
             nodes: input.topology.ranks().iter().map(|rank| rank.node).collect(),
             layer: LayerId(layer as u16),
-            // Where all layers need the same slots, none may stay empty.
-            effort: match policy.same_slots_per_layer {
-                true => Effort { exact_nodes: 0, ..Effort::THOROUGH },
-                false => Effort::THOROUGH,
+            // The exact answer for rows may leave slots empty, which steps could use and even
+            // slots must not.
+            effort: match input.objective {
+                Objective::SummedTokens if !policy.same_slots_per_layer => Effort::THOROUGH,
+                _ => Effort { exact_nodes: 0, ..Effort::THOROUGH },
             },
         }
     }
