@@ -1,6 +1,7 @@
 //! What a planner reads.
 
 use crate::PlanError;
+use crate::promises::refuse_orphans;
 use evenkeel_cost::ExpertCoefficients;
 use evenkeel_split::SplitTable;
 use evenkeel_trace::StepLoads;
@@ -103,7 +104,9 @@ impl PlanInput<'_> {
         let Self { shape, live, loads, .. } = self;
         live.fits(shape, self.ranks())?;
         self.validate_slots()?;
-        if let Some(violation) = live.violations().into_iter().next() {
+        let violations = live.violations();
+        refuse_orphans(&violations, &self.topology.rank_dead)?;
+        if let Some(violation) = violations.into_iter().next() {
             return Err(PlanError::LiveBroken { version: live.version, violation });
         }
         let experts = usize::from(shape.experts);

@@ -31,6 +31,7 @@ pub mod peer;
 mod planner;
 mod present;
 mod price;
+mod promises;
 pub mod rows;
 mod schedule;
 mod search;

@@ -1,5 +1,6 @@
 //! What a planner answers.
 
+use crate::survive::PromiseBroken;
 use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, NodeId, RankId, SlotId};
 use serde::Serialize;
@@ -36,6 +37,9 @@ pub struct Plan {
     pub frontier: Vec<FrontierPoint>,
     /// Moves that would have gained and were refused.
     pub refused: Vec<Refused>,
+    /// Promises of the policy that the best map found broke; `map` is what repairing it made, and
+    /// keeps them. Empty where nothing had to be repaired.
+    pub repaired: Vec<PromiseBroken>,
 }
 
 /// "Do nothing", with its reason.
@@ -80,6 +84,16 @@ pub enum Reason {
     },
     /// Every move that would gain is refused; they are listed.
     AllRefused,
+    /// The best map found breaks a promise of the policy and cannot be repaired; the live map keeps
+    /// it.
+    BreaksPromise {
+        /// The first promise broken.
+        broken: Box<PromiseBroken>,
+        /// Further ones.
+        more: usize,
+        /// Slots, with memory for them, that the layer that lacks most needs to keep both.
+        slots_missing: usize,
+    },
     /// The move would not pay for itself within the map's expected life.
     NeverPaysBack {
         /// Seconds until it would.

@@ -4,6 +4,7 @@ use crate::check::{check, check_transition};
 use crate::constraints::{Constraints, meet};
 use crate::frontier::{Budget, Offers, buy};
 use crate::layer::{Layer, Slots, hosts_of};
+use crate::promises::keep;
 use crate::rows::{self, LayerRows, LayerSlots, RepairTerms};
 use crate::schedule::schedule;
 use crate::search::{Barred, Path, Point, Terms, arrivals, descend};
@@ -27,10 +28,11 @@ pub fn plan(input: PlanInput<'_>) -> Result<Outcome, PlanError> {
     let left = input.live.without(&input.topology.rank_dead);
     let input = PlanInput { live: &left, ..input };
     input.validate()?;
-    match meet(&input)? {
-        None => plan_from(input),
-        Some(met) => obliged(input, &met),
-    }
+    let outcome = match meet(&input)? {
+        None => plan_from(input)?,
+        Some(met) => obliged(input, &met)?,
+    };
+    keep(input, outcome)
 }
 
 /// Plans from a live map that breaks a constraint: from what the constraints make of it, priced
@@ -395,7 +397,7 @@ impl Study<'_> {
     }
 
     /// Is the plan worth its price?
-    fn decide(&self, plan: Plan) -> Outcome {
+    pub(crate) fn decide(&self, plan: Plan) -> Outcome {
         let gain_share = plan.predicted.gain_share;
         let gain_min_share = self.input.policy.plan.gain_min_share;
         let reason = if gain_share < gain_min_share || gain_share <= 0.0 {

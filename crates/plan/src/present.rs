@@ -92,7 +92,19 @@ impl Study<'_> {
             })
             .collect();
         let bound = self.bound.clone();
-        Ok(Plan { map, split, bound, predicted, price, break_even, moves, frontier, refused })
+        let repaired = Vec::new();
+        Ok(Plan {
+            map,
+            split,
+            bound,
+            predicted,
+            price,
+            break_even,
+            moves,
+            frontier,
+            refused,
+            repaired,
+        })
     }
 
     /// Largest share of a link that weights take while they arrive.

@@ -333,6 +333,12 @@ pub(crate) fn plan_lines(plan: &Plan) -> Vec<String> {
     if !plan.refused.is_empty() {
         lines.push(format!("{} moves along degraded links refused", plan.refused.len()));
     }
+    lines.extend(plan.repaired.first().map(|broken| {
+        format!(
+            "{} promises broken by the fastest map found are kept by this one, the first: {broken}",
+            plan.repaired.len()
+        )
+    }));
     lines.extend(move_lines(plan, "step time saved", fmt::us, true));
     lines
 }
@@ -379,6 +385,11 @@ pub(crate) fn reason_line(reason: &Reason) -> String {
             "the best map found saves {} of the step, {} is asked for",
             fmt::percent(*gain_share),
             fmt::percent(*gain_min_share)
+        ),
+        Reason::BreaksPromise { broken, more, slots_missing } => format!(
+            "the best map found breaks a promise that the live one keeps: {broken}{}; \
+             {slots_missing} more slots in a layer, and memory for them, would keep both",
+            if *more > 0 { format!(" (and {more} more)") } else { String::new() }
         ),
         Reason::AllRefused => "every move that would gain crosses a degraded link".into(),
         Reason::NeverPaysBack { break_even_s, dwell_s } => format!(
