@@ -27,7 +27,8 @@ const STEPS: (usize, usize) = (64, 400);
 /// Changes that the search for slack tries per layer.
 const TRIES: usize = 3000;
 
-pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
+/// The recorded requests of gpt-oss-20b.
+pub(super) fn gpt_oss() -> Result<(ModelShape, Routes), Failure> {
     let shape = ModelShape::known("gpt-oss-20b")
         .ok_or_else(|| Failure::input("the shape of gpt-oss-20b is not known"))?;
     let file =
@@ -36,7 +37,12 @@ pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
     let imported =
         import_ids(&[file("topk_ids.npy.gz", IDS)], &file("requests.csv", REQUESTS), &options)
             .map_err(Failure::input)?;
-    let (planning, judging) = draw::halves(&imported.routes, 1);
+    Ok((shape, imported.routes))
+}
+
+pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
+    let (shape, routes) = gpt_oss()?;
+    let (planning, judging) = draw::halves(&routes, 1);
     let mut figures = Vec::new();
     for tokens in [128_usize, 512] {
         let _progress = context.progress(&format!("held_out: {tokens} tokens per step"));
@@ -183,7 +189,8 @@ fn tails(maps: &[LayerSlots], judges: &StepLoads, split: Split<'_>) -> Result<Ve
     Ok(tails)
 }
 
-fn hosts(slots: &LayerSlots, experts: usize) -> Vec<Vec<RankId>> {
+/// `[expert]`: ranks that hold it, ascending.
+pub(super) fn hosts(slots: &LayerSlots, experts: usize) -> Vec<Vec<RankId>> {
     let holds = |expert: usize| {
         let wanted = Some(ExpertId(expert as u16));
         let ranks = slots.iter().enumerate().filter(move |(_, held)| held.contains(&wanted));

@@ -6,7 +6,9 @@
 
 mod clock;
 mod cross_node;
+mod economy;
 mod figure;
+mod fitted;
 mod held_out;
 mod ours;
 mod peers;
@@ -57,6 +59,7 @@ const SECTIONS: &[Section] = &[
     ("split", split::measure),
     ("held_out", held_out::measure),
     ("survive", survive::measure),
+    ("economy", economy::measure),
     ("cross_node", cross_node::measure),
     ("peers", peers::measure),
 ];
