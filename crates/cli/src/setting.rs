@@ -170,6 +170,7 @@ impl Setting {
             objective: Objective::StepTime,
             split: SplitRule::Balanced,
             rank_extra_us: None,
+            traffic: None,
         }
     }
 

@@ -255,6 +255,7 @@ fn question<'a>(
         objective: problem.objective,
         split: problem.split,
         rank_extra_us: None,
+        traffic: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a planner reads.
 
 use crate::PlanError;
+use crate::affinity::Traffic;
 use crate::promises::refuse_orphans;
 use evenkeel_cost::ExpertCoefficients;
 use evenkeel_split::SplitTable;
@@ -66,6 +67,8 @@ pub struct PlanInput<'a> {
     /// `[layer * ranks + rank]`: load that a rank has in a layer whatever the map, before its speed,
     /// e.g. of shared experts kept on some ranks. µs; rows in [`Objective::SummedTokens`].
     pub rank_extra_us: Option<&'a [f64]>,
+    /// Sampled tokens with the nodes that they come from: the answer then says what crosses nodes.
+    pub traffic: Option<&'a Traffic>,
 }
 
 impl PlanInput<'_> {

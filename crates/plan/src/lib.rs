@@ -20,6 +20,7 @@ mod break_even;
 mod check;
 mod constraints;
 mod costs;
+mod crossing;
 mod error;
 mod frontier;
 mod input;
@@ -41,6 +42,7 @@ pub mod survive;
 mod trial;
 
 pub use check::{Impossible, Link, TransitionViolation, check, check_schedule, check_transition};
+pub use crossing::{CrossNode, Crossing, Localised};
 pub use error::PlanError;
 pub use input::{Objective, PlanInput, SplitRule};
 pub use outcome::{

@@ -1,5 +1,6 @@
 //! What a planner answers.
 
+use crate::CrossNode;
 use crate::survive::PromiseBroken;
 use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, NodeId, RankId, SlotId};
@@ -40,6 +41,8 @@ pub struct Plan {
     /// Promises of the policy that the best map found broke; `map` is what repairing it made, and
     /// keeps them. Empty where nothing had to be repaired.
     pub repaired: Vec<PromiseBroken>,
+    /// What crosses nodes, where the question brings traffic.
+    pub traffic: Option<CrossNode>,
 }
 
 /// "Do nothing", with its reason.
@@ -53,6 +56,8 @@ pub struct Nothing {
     pub predicted: Predicted,
     /// Moves that would have gained and were refused.
     pub refused: Vec<Refused>,
+    /// What crosses nodes, where the question brings traffic.
+    pub traffic: Option<CrossNode>,
 }
 
 /// Why nothing is to be done.

@@ -2,6 +2,7 @@
 
 use crate::check::{check, check_transition};
 use crate::constraints::{Constraints, meet};
+use crate::crossing;
 use crate::frontier::{Budget, Offers, buy};
 use crate::layer::{Layer, Slots, hosts_of};
 use crate::promises::keep;
@@ -32,7 +33,9 @@ pub fn plan(input: PlanInput<'_>) -> Result<Outcome, PlanError> {
         None => plan_from(input)?,
         Some(met) => obliged(input, &met)?,
     };
-    keep(input, outcome)
+    let mut outcome = keep(input, outcome)?;
+    crossing::read(input, &mut outcome)?;
+    Ok(outcome)
 }
 
 /// Plans from a live map that breaks a constraint: from what the constraints make of it, priced
@@ -112,7 +115,13 @@ impl Study<'_> {
             balance: self.balance_live.clone(),
         });
         let bound = self.bound.clone();
-        Outcome::DoNothing(Box::new(Nothing { reason, bound, predicted, refused: Vec::new() }))
+        Outcome::DoNothing(Box::new(Nothing {
+            reason,
+            bound,
+            predicted,
+            refused: Vec::new(),
+            traffic: None,
+        }))
     }
 
     fn buy(&self) -> Result<Outcome, PlanError> {
@@ -414,7 +423,7 @@ impl Study<'_> {
             return Outcome::Plan(Box::new(plan));
         };
         let Plan { bound, predicted, refused, .. } = plan;
-        Outcome::DoNothing(Box::new(Nothing { reason, bound, predicted, refused }))
+        Outcome::DoNothing(Box::new(Nothing { reason, bound, predicted, refused, traffic: None }))
     }
 }
 

@@ -104,6 +104,7 @@ impl Study<'_> {
             frontier,
             refused,
             repaired,
+            traffic: None,
         })
     }
 

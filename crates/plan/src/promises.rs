@@ -71,7 +71,13 @@ pub(crate) fn keep(input: PlanInput<'_>, outcome: Outcome) -> Result<Outcome, Pl
         Outcome::Plan(plan) if may_stay => {
             let reason = Reason::BreaksPromise { broken, more, slots_missing };
             let (bound, predicted, refused) = (plan.bound, plan.predicted, plan.refused);
-            Ok(Outcome::DoNothing(Box::new(Nothing { reason, bound, predicted, refused })))
+            Ok(Outcome::DoNothing(Box::new(Nothing {
+                reason,
+                bound,
+                predicted,
+                refused,
+                traffic: None,
+            })))
         }
         _ => Err(PlanError::Promise { broken, more, slots_missing }),
     }

@@ -148,6 +148,7 @@ fn ask<T>(
         objective: Objective::SummedTokens,
         split: SplitRule::Even,
         rank_extra_us: None,
+        traffic: None,
     })
 }
 

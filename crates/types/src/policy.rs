@@ -155,6 +155,9 @@ pub struct PlanPolicy {
     /// All copies of an expert group ([`ModelShape::groups`]) lie on one node, layer by layer: a
     /// token that may use G groups then visits at most G nodes.
     pub groups_on_nodes: bool,
+    /// Balance (rows of a layer's slowest rank) that may be given for less traffic between nodes, as
+    /// a share; 0: none is offered.
+    pub cross_node_loss_max_share: f64,
     /// Copies that have to exist.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<Pin>,
@@ -169,6 +172,7 @@ impl Default for PlanPolicy {
             slots_per_rank: 0,
             same_slots_per_layer: false,
             groups_on_nodes: false,
+            cross_node_loss_max_share: 0.0,
             pinned: Vec::new(),
         }
     }
@@ -357,6 +361,7 @@ impl Policy {
         share("memory.kv_floor_share", self.memory.kv_floor_share);
         share("plan.balancedness_enough", self.plan.balancedness_enough);
         share("plan.gain_min_share", self.plan.gain_min_share);
+        share("plan.cross_node_loss_max_share", self.plan.cross_node_loss_max_share);
         share("gate.tpot_p99_gain_min_share", self.gate.tpot_p99_gain_min_share);
         share("gate.slice_loss_max_share", self.gate.slice_loss_max_share);
         share("gate.goodput_loss_max_share", self.gate.goodput_loss_max_share);

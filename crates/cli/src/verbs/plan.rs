@@ -1,5 +1,6 @@
 //! `plan`: where each expert's weights should live, what the move costs, or "do nothing".
 
+mod crossing;
 pub(crate) mod from_loads;
 mod pictures;
 
@@ -10,7 +11,9 @@ use crate::out::{Out, write_file};
 use crate::progress::Progress;
 use crate::setting::{MachineArguments, Setting};
 use clap::{Args, ValueEnum};
-use evenkeel_plan::{Outcome, ParetoPoint, Plan, Reason, pareto, plan, plan_from_scratch};
+use evenkeel_plan::{
+    Outcome, ParetoPoint, Plan, PlanInput, Reason, pareto, plan, plan_from_scratch,
+};
 use evenkeel_report::{fmt, text};
 use evenkeel_split::SplitTable;
 use evenkeel_store::Table;
@@ -141,7 +144,11 @@ fn from_trace(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict {
     let fixed_us = setting.fixed_us(arguments.phase, per_rank, 1024.0);
     let even = SplitTable::even(&live).map_err(Failure::input)?;
     let split = (arguments.live_split == LiveSplit::Even).then_some(&even);
-    let question = setting.question(&live, split, &loads, fixed_us, arguments.seed);
+    let traffic = crossing::traffic(&trace, &setting, arguments.phase, arguments.seed)?;
+    let question = PlanInput {
+        traffic: traffic.as_ref(),
+        ..setting.question(&live, split, &loads, fixed_us, arguments.seed)
+    };
     let outcome = if arguments.from_scratch {
         Outcome::Plan(Box::new(plan_from_scratch(question).map_err(Failure::input)?))
     } else {
@@ -269,6 +276,11 @@ fn render(answer: &Answer<'_>) -> String {
         lines.push("what memory buys (copies beyond the live map's):".to_owned());
         lines.push(pareto_table(&answer.pareto));
     }
+    let traffic = match answer.outcome {
+        Outcome::Plan(plan) => &plan.traffic,
+        Outcome::DoNothing(nothing) => &nothing.traffic,
+    };
+    lines.extend(traffic.iter().flat_map(crossing::lines));
     if let Some(path) = answer.written {
         lines.push(format!("wrote {}", path.display()));
     }

@@ -28,13 +28,13 @@ impl Mode {
 /// Sampled tokens of one phase, `experts[k]` per layer, and the nodes whose requests they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traffic {
-    pub(super) layers: usize,
-    pub(super) experts: usize,
+    pub(crate) layers: usize,
+    pub(crate) experts: usize,
     pub(super) top_k: usize,
     /// `[token][layer][k]`.
     ids: Vec<u16>,
     /// `[node]`: tokens that come from it. A token may be listed at several nodes.
-    pub(super) lists: Vec<Vec<u32>>,
+    pub(crate) lists: Vec<Vec<u32>>,
 }
 
 impl Traffic {

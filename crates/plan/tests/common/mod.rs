@@ -108,6 +108,7 @@ impl Problem {
             objective: self.objective,
             split: self.split,
             rank_extra_us: self.rank_extra_us.as_deref(),
+            traffic: None,
         }
     }
 }

@@ -299,6 +299,7 @@ fn question<'a>(problem: &'a Problem, live: &'a ExpertMap, seed: u64) -> PlanInp
         objective: Objective::SummedTokens,
         split: SplitRule::Even,
         rank_extra_us: None,
+        traffic: None,
     }
 }
 

@@ -61,6 +61,7 @@ impl Setting {
             objective: Objective::SummedTokens,
             split: SplitRule::Even,
             rank_extra_us: None,
+            traffic: None,
         })
     }
 }

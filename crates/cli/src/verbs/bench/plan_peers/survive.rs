@@ -78,6 +78,7 @@ impl Scene {
             objective: Objective::SummedTokens,
             split: SplitRule::Even,
             rank_extra_us: None,
+            traffic: None,
         };
         Ok(plan_from_scratch(question).map_err(Failure::input)?.map)
     }
