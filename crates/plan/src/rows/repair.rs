@@ -197,67 +197,61 @@ impl Trial<'_, '_> {
         i32::from(!self.home(expert, rank))
     }
 
+    /// Whether a gain at a cost is better than the best so far, and no noise.
+    fn beats(&self, gain: f64, cost: i32) -> bool {
+        let most = self.best.map_or(0.0, |best| best.0);
+        gain > most * f64::from(cost).max(FREE)
+            && gain > self.terms.enough * self.terms.enough * 1e-14
+    }
+
     fn offer(&mut self, gain: f64, cost: i32, change: Change) {
-        if gain <= self.terms.enough * self.terms.enough * 1e-14 || cost > self.left {
-            return;
-        }
-        let per_move = gain / f64::from(cost).max(FREE);
-        if self.best.is_none_or(|best| per_move > best.0) {
-            self.best = Some((per_move, cost, change));
+        if cost <= self.left && self.beats(gain, cost) {
+            self.best = Some((gain / f64::from(cost).max(FREE), cost, change));
         }
     }
 
     fn swaps(&mut self, hot: usize) {
-        let bins = self.bins;
+        let (bins, top, enough) = (self.bins, self.top, self.terms.enough);
         let (inverse, high) = (bins.layer.inverse_speed, bins.level[hot]);
-        let above = self.over(high);
-        for other in (0..bins.level.len()).filter(|other| *other != hot) {
+        for other in (0..bins.ranks()).filter(|other| *other != hot) {
             let low = bins.level[other];
             if low >= high || bins.layer.sizes[other] == 0 {
                 continue;
             }
-            let before = above + self.over(low);
+            let before = over(high, enough) + over(low, enough);
+            let gain = |moved: f64| {
+                let (left, come) = (high - moved * inverse[hot], low + moved * inverse[other]);
+                if come > top { 0.0 } else { before - over(left, enough) - over(come, enough) }
+            };
             let free = bins.room(other) > 0 && self.terms.may_fill;
             for (a, piece) in bins.held(hot).iter().zip(bins.rows(hot)) {
                 let (a, piece) = (*a, *piece);
-                if self.pinned(a, hot) || self.barred(a, other) {
+                if self.pinned(a, hot)
+                    || self.barred(a, other)
+                    || (bins.copies[usize::from(a)] > 1 && bins.holds(other, a))
+                {
                     continue;
                 }
-                if bins.copies[usize::from(a)] > 1 && bins.holds(other, a) {
-                    continue;
-                }
-                let gain = |moved: f64| {
-                    let (left, come) = (high - moved * inverse[hot], low + moved * inverse[other]);
-                    if come > self.top { 0.0 } else { before - self.over(left) - self.over(come) }
-                };
                 let there = self.cost(a, other) - self.cost(a, hot);
-                let mut found: Option<(f64, i32, Change)> = None;
-                let mut keep = |gain: f64, cost: i32, change: Change| {
-                    if gain <= 0.0 {
-                        return;
-                    }
-                    let per = gain / f64::from(cost).max(FREE);
-                    if found.is_none_or(|best| per > best.0 / f64::from(best.1).max(FREE)) {
-                        found = Some((gain, cost, change));
-                    }
-                };
                 if free {
-                    keep(gain(piece), there, Change::Shift { expert: a, from: hot, to: other });
+                    let shift = Change::Shift { expert: a, from: hot, to: other };
+                    self.offer(gain(piece), there, shift);
                 }
                 for (b, less) in bins.held(other).iter().zip(bins.rows(other)) {
-                    let (b, less) = (*b, *less);
-                    if less >= piece || self.pinned(b, other) || self.barred(b, hot) {
+                    let (b, moved) = (*b, piece - less);
+                    if moved <= 0.0 {
                         continue;
                     }
-                    if bins.copies[usize::from(b)] > 1 && bins.holds(hot, b) {
-                        continue;
-                    }
+                    // Cheap things first: most pairs gain too little, whatever else holds.
                     let cost = there + self.cost(b, hot) - self.cost(b, other);
-                    let swap = Change::Swap { a, from: hot, b, to: other };
-                    keep(gain(piece - less), cost, swap);
-                }
-                if let Some((gain, cost, change)) = found {
-                    self.offer(gain, cost, change);
+                    let gain = gain(moved);
+                    if self.beats(gain, cost)
+                        && !self.pinned(b, other)
+                        && !self.barred(b, hot)
+                        && !(bins.copies[usize::from(b)] > 1 && bins.holds(hot, b))
+                    {
+                        self.offer(gain, cost, Change::Swap { a, from: hot, b, to: other });
+                    }
                 }
             }
         }
