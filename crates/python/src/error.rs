@@ -1,6 +1,5 @@
 //! Why an argument is refused: a `ValueError` on the Python side.
 
-use evenkeel_plan::PlanError;
 use evenkeel_split::SplitError;
 use evenkeel_types::MapError;
 use thiserror::Error;
@@ -14,9 +13,6 @@ pub(crate) enum Refused {
     /// A map that is none, or of another shape.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// A question without an answer.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
     /// A split that does not exist.
     #[error(transparent)]
     Split(#[from] SplitError),

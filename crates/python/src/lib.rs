@@ -4,8 +4,8 @@
 //! Python half's business, so that one wheel serves every version of it. The Python half checks
 //! types and shapes, this half numbers and laws. The interpreter is released while it plans.
 
+mod delta;
 mod error;
-mod hierarchy;
 mod loads;
 mod placement;
 mod report;
@@ -44,11 +44,8 @@ fn rebalance<'py>(
     let tables = py.detach(|| {
         let loads = Loads::read(weight, layers, experts)?;
         let machine = Machine::new(ranks, slots, nodes)?;
-        let placed = if groups > 0 && groups.is_multiple_of(nodes) && groups > 1 {
-            hierarchy::grouped(&loads, &machine, groups)?
-        } else {
-            placement::scratch(&loads, &machine)?
-        };
+        let whole = groups > 1 && groups.is_multiple_of(nodes);
+        let placed = placement::full(&loads, &machine, whole.then_some(groups))?;
         Ok::<_, Refused>(report::Tables::of(&placed, experts))
     })?;
     let bytes = |values: &[i64]| {

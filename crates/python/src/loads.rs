@@ -17,8 +17,6 @@ pub(crate) struct Loads {
     /// The same as whole numbers. A layer of small whole numbers is taken as it is; any other is
     /// scaled so that its largest is [`SCALED_MAX`].
     pub(crate) counts: Vec<u32>,
-    /// `[layer]`: counts per unit of weight.
-    pub(crate) scale: Vec<f64>,
 }
 
 impl Loads {
@@ -56,12 +54,22 @@ impl Loads {
             .zip(&scale)
             .flat_map(|(layer, scale)| layer.iter().map(move |load| (load * scale).round() as u32))
             .collect();
-        Ok(Self { layers, experts, weight, counts, scale })
+        Ok(Self { layers, experts, weight, counts })
     }
 
     /// Loads of one layer as given.
     pub(crate) fn layer(&self, layer: usize) -> &[f64] {
         &self.weight[layer * self.experts..][..self.experts]
+    }
+
+    /// Loads of one layer times a power of two that makes the largest about 1: squares stay finite,
+    /// digits stay.
+    pub(crate) fn rows(&self, layer: usize) -> Vec<f64> {
+        let loads = self.layer(layer);
+        let most = loads.iter().copied().fold(0.0, f64::max);
+        let scale =
+            if most > 0.0 { (-most.log2().floor().clamp(-1000.0, 1000.0)).exp2() } else { 1.0 };
+        loads.iter().map(|load| load * scale).collect()
     }
 
     /// Loads of one layer as whole numbers.

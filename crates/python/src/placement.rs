@@ -2,20 +2,15 @@
 
 use crate::error::{Refused, refuse};
 use crate::loads::Loads;
-use evenkeel_cost::ExpertCoefficients;
-use evenkeel_plan::{
-    LayerBound, Objective, Outcome, PlanInput, SplitRule, plan, plan_from_scratch,
-};
-use evenkeel_trace::{StepLoad, StepLoads};
-use evenkeel_types::{
-    Attention, ExpertId, ExpertMap, ModelShape, Node, Phase, Policy, RankId, Topology, WeightFormat,
-};
+use evenkeel_plan::rows::{self, Effort, LayerRows, LayerSlots};
+use evenkeel_types::{Attention, ExpertId, ExpertMap, ModelShape, RankId, Topology, WeightFormat};
 
 /// `[layer][rank][slot]`.
 pub(crate) type Slots = Vec<Vec<Vec<Option<ExpertId>>>>;
 
-/// Memory of a rank in bytes: more than any map needs, because the caller chose the slots.
-const HBM_BYTES: u64 = 1 << 50;
+/// Effort of the drop-in for a function that engines call on the way: near the limit in tens of
+/// milliseconds for a model.
+pub(crate) const DROP_IN: Effort = Effort { enough: 0.9998, tries: 2, seed: 1 };
 
 /// Ranks and slots.
 #[derive(Clone, Debug)]
@@ -39,7 +34,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) live: Option<&'a str>,
     /// Most copies that may move.
     pub(crate) moves_max: Option<u32>,
-    /// Balance of the worst layer that is enough.
+    /// Balance of a layer that is enough.
     pub(crate) target_balancedness: Option<f64>,
 }
 
@@ -72,18 +67,25 @@ impl Machine {
         Ok(self)
     }
 
-    pub(crate) fn topology(&self) -> Topology {
-        let mut topology = Topology::uniform("any", self.ranks as u16, HBM_BYTES);
-        let node = |index| Node {
-            name: format!("node-{index}"),
-            ranks: (self.ranks / self.nodes) as u16,
-            hbm_bytes: HBM_BYTES,
-            nic_gbit_per_s: 400.0,
-            domain: String::new(),
-        };
-        topology.node = (0..self.nodes).map(node).collect();
-        topology.rank_dead.clone_from(&self.dead);
-        topology
+    /// Ranks of equal speed: `[rank]` → slots, none on a dead one.
+    pub(crate) fn ranks(&self) -> Ranks {
+        let alive = |rank| !self.dead.contains(&RankId(rank as u16));
+        let slots = |rank| if alive(rank) { self.per_rank } else { 0 };
+        Ranks { sizes: (0..self.ranks).map(slots).collect(), inverse_speed: vec![1.0; self.ranks] }
+    }
+}
+
+/// Slots and speeds, as the planner takes them.
+pub(crate) struct Ranks {
+    sizes: Vec<usize>,
+    inverse_speed: Vec<f64>,
+}
+
+impl Ranks {
+    /// The problem of one layer, `loads` by expert.
+    pub(crate) fn layer<'a>(&'a self, loads: &'a [f64]) -> LayerRows<'a> {
+        let Self { sizes, inverse_speed } = self;
+        LayerRows { loads, sizes, inverse_speed, extra: &[] }
     }
 }
 
@@ -109,97 +111,123 @@ pub(crate) fn shape(layers: usize, experts: usize) -> ModelShape {
     }
 }
 
-fn policy(machine: &Machine) -> Policy {
-    let mut policy = Policy::default();
-    policy.memory.hbm_reserve_share = 0.0;
-    policy.memory.kv_floor_share = 0.0;
-    policy.plan.slots_per_rank = machine.per_rank as u16;
-    policy.plan.balancedness_enough = 1.0;
-    policy.plan.gain_min_share = 0.0;
-    policy.plan.gain_us_per_gb_min = 0.0;
-    policy
+/// The planner's slots, every rank with as many as the machine has.
+pub(crate) fn named(slots: LayerSlots, per_rank: usize) -> Vec<Vec<Option<ExpertId>>> {
+    let rank = |rank: Vec<Option<u16>>| {
+        let mut slots: Vec<_> = rank.into_iter().map(|expert| expert.map(ExpertId)).collect();
+        slots.resize(per_rank.max(slots.len()), None);
+        slots
+    };
+    slots.into_iter().map(rank).collect()
 }
 
-fn step(loads: &Loads) -> StepLoads {
-    let Loads { layers, experts, ref counts, .. } = *loads;
-    let step = StepLoad { tokens: 0, counts: counts.clone() };
-    StepLoads { phase: Phase::Prefill, layers, experts, steps: vec![step] }
-}
-
-fn ask<T>(
+/// A placement from scratch; with `groups`, every group of consecutive experts whole on a node, as
+/// many on each, as DeepSeek's hierarchical policy keeps them.
+pub(crate) fn scratch(
     loads: &Loads,
     machine: &Machine,
-    live: &ExpertMap,
-    policy: &Policy,
-    solve: impl FnOnce(PlanInput<'_>) -> T,
-) -> T {
-    let (shape, topology) = (shape(loads.layers, loads.experts), machine.topology());
-    solve(PlanInput {
-        shape: &shape,
-        topology: &topology,
-        live,
-        live_split: None,
-        loads: &step(loads),
-        coefficients: &ExpertCoefficients::FREE,
-        exchange_us_per_row: 0.0,
-        fixed_us: 0.0,
-        policy,
-        seed: 0,
-        objective: Objective::SummedTokens,
-        split: SplitRule::Even,
-        rank_extra_us: None,
-        traffic: None,
-    })
+    groups: Option<usize>,
+    effort: Effort,
+) -> Result<Slots, Refused> {
+    let (experts, nodes) = (loads.experts, machine.nodes);
+    if let Some(groups) = groups {
+        if groups == 0 || !experts.is_multiple_of(groups) {
+            return refuse(format!(
+                "num_groups: {groups}, expected a divisor of the {experts} experts"
+            ));
+        }
+        if !groups.is_multiple_of(nodes) {
+            return refuse(format!(
+                "num_groups: {groups}, expected a multiple of the {nodes} nodes"
+            ));
+        }
+    }
+    enough_slots(loads, machine)?;
+    let ranks = machine.ranks();
+    let node_of: Vec<usize> =
+        (0..machine.ranks).map(|rank| rank / (machine.ranks / nodes)).collect();
+    let layer = |layer| {
+        let weight = loads.rows(layer);
+        let rows = ranks.layer(&weight);
+        let placed = match groups {
+            Some(groups) => rows::place_grouped(&rows, groups, &node_of, effort),
+            None => rows::place(&rows, effort),
+        };
+        let Some(slots) = placed else {
+            return refuse(format!("slots: too few on a node for its share of {experts} experts"));
+        };
+        Ok(named(slots, machine.per_rank))
+    };
+    (0..loads.layers).map(layer).collect()
 }
 
-/// A placement from scratch without empty slots.
-///
-/// Where a rank has more slots than experts may use, the lightest expert of the rank is repeated:
-/// tables of this form have no empty slot.
-pub(crate) fn scratch(loads: &Loads, machine: &Machine) -> Result<Slots, Refused> {
-    let mut slots = scratch_plan(loads, machine)?.0.slots;
+/// The same without empty slots, because tables of DeepSeek's form have none: one gets a copy of the
+/// expert whose piece is smallest among those that its rank (with groups: its node's) does not hold,
+/// or where there is none the rank's lightest again.
+pub(crate) fn full(
+    loads: &Loads,
+    machine: &Machine,
+    groups: Option<usize>,
+) -> Result<Slots, Refused> {
+    let mut slots = scratch(loads, machine, groups, DROP_IN)?;
+    let per_node = machine.ranks / if groups.is_some() { machine.nodes } else { 1 };
     for (layer, ranks) in slots.iter_mut().enumerate() {
         let weight = loads.layer(layer);
-        for rank in ranks {
-            let lightest = rank
-                .iter()
-                .flatten()
-                .copied()
-                .min_by(|a, b| weight[a.index()].total_cmp(&weight[b.index()]).then(a.cmp(b)));
-            for slot in rank.iter_mut().filter(|slot| slot.is_none()) {
-                *slot = lightest;
+        let mut copies = vec![0_u32; loads.experts];
+        ranks.iter().flatten().flatten().for_each(|expert| copies[expert.index()] += 1);
+        for node in ranks.chunks_mut(per_node) {
+            let mut own: Vec<ExpertId> = node.iter().flatten().flatten().copied().collect();
+            own.sort();
+            own.dedup();
+            for rank in node {
+                while let Some(slot) = rank.iter().position(Option::is_none) {
+                    let piece = |e: &ExpertId| {
+                        let held = rank.contains(&Some(*e));
+                        (held, weight[e.index()] / f64::from(copies[e.index()] + 1))
+                    };
+                    let key = own.iter().map(|expert| (piece(expert), *expert));
+                    let best = key.min_by(|((a, b), _), ((c, d), _)| a.cmp(c).then(b.total_cmp(d)));
+                    let Some((_, expert)) = best else { break };
+                    copies[expert.index()] += 1;
+                    rank[slot] = Some(expert);
+                }
             }
         }
     }
     Ok(slots)
 }
 
-/// A map from scratch and its bound per layer.
-pub(crate) fn scratch_plan(
-    loads: &Loads,
-    machine: &Machine,
-) -> Result<(ExpertMap, Vec<LayerBound>), Refused> {
-    let start = start(loads, machine)?;
-    let planned = ask(loads, machine, &start, &policy(machine), plan_from_scratch)?;
-    Ok((planned.map, planned.bound.layers))
+/// `[layer]`: balancedness that no map can beat, with groups whole on a node where asked.
+pub(crate) fn bound(loads: &Loads, machine: &Machine, groups: Option<usize>) -> Vec<f64> {
+    let ranks = machine.ranks();
+    let layer = |layer| {
+        let weight = loads.rows(layer);
+        let rows = ranks.layer(&weight);
+        let least = match groups {
+            Some(groups) => rows::grouped_bound(&rows, groups, machine.nodes),
+            None => rows::flat_bound(&rows),
+        };
+        if least > 0.0 { (rows.mean() / least).min(1.0) } else { 1.0 }
+    };
+    (0..loads.layers).map(layer).collect()
 }
 
-/// What no map can beat, per layer.
-pub(crate) fn bound(loads: &Loads, machine: &Machine) -> Result<Vec<LayerBound>, Refused> {
-    Ok(scratch_plan(loads, machine)?.1)
+fn enough_slots(loads: &Loads, machine: &Machine) -> Result<(), Refused> {
+    let slots = (machine.ranks - machine.dead.len()) * machine.per_rank;
+    if slots >= loads.experts {
+        return Ok(());
+    }
+    refuse(format!(
+        "slots: {slots} on living ranks for {} experts: {} missing",
+        loads.experts,
+        loads.experts - slots
+    ))
 }
 
 /// The map that engines start with: slot i of the living ranks holds expert i mod E, and nothing
 /// where its rank holds that expert already.
 pub(crate) fn start(loads: &Loads, machine: &Machine) -> Result<ExpertMap, Refused> {
-    let slots = (machine.ranks - machine.dead.len()) * machine.per_rank;
-    if slots < loads.experts {
-        return refuse(format!(
-            "slots: {slots} on living ranks for {} experts: {} missing",
-            loads.experts,
-            loads.experts - slots
-        ));
-    }
+    enough_slots(loads, machine)?;
     let mut map = ExpertMap::contiguous(&shape(loads.layers, loads.experts), machine.ranks, 0);
     let mut layer = vec![vec![None; machine.per_rank]; machine.ranks];
     let mut next = 0;
@@ -214,19 +242,4 @@ pub(crate) fn start(loads: &Loads, machine: &Machine) -> Result<ExpertMap, Refus
     }
     map.slots = vec![layer; loads.layers];
     Ok(map)
-}
-
-/// A plan from the live map.
-pub(crate) fn from_live(
-    loads: &Loads,
-    machine: &Machine,
-    live: &ExpertMap,
-    wish: &Wish<'_>,
-) -> Result<Outcome, Refused> {
-    let mut policy = policy(machine);
-    if let Some(target) = wish.target_balancedness {
-        policy.plan.balancedness_enough = target;
-    }
-    policy.moves.moves_max = wish.moves_max.unwrap_or(u32::MAX);
-    Ok(ask(loads, machine, live, &policy, plan)?)
 }

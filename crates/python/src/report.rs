@@ -1,10 +1,11 @@
 //! Answers in the forms that the Python half hands on.
 
+use crate::delta::{self, Changed};
 use crate::error::{Refused, refuse};
 use crate::loads::Loads;
+use crate::placement::shape;
 use crate::placement::{self, Machine, Slots, Wish};
-use crate::{hierarchy, placement::shape};
-use evenkeel_plan::{LayerBound, Outcome};
+use evenkeel_plan::rows::Effort;
 use evenkeel_split::min_max_rows;
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId};
 use serde_json::{Value, json};
@@ -56,6 +57,9 @@ pub(crate) fn plan(loads: &Loads, machine: &Machine, wish: &Wish<'_>) -> Result<
         Some(text) => {
             let live = ExpertMap::from_json(text)?;
             live.fits(&with_model(loads, &live), machine.ranks)?;
+            if let Some(broken) = live.violations().first() {
+                return refuse(format!("live: breaks a law: {broken}"));
+            }
             live
         }
         None => placement::start(loads, machine)?,
@@ -66,43 +70,29 @@ pub(crate) fn plan(loads: &Loads, machine: &Machine, wish: &Wish<'_>) -> Result<
         return refuse(format!("target_balancedness: {target}, expected above 0, at most 1"));
     }
     let before = balancedness(&live.slots, loads, machine);
-    let (map, moves, bound, reason) = match (wish.groups, wish.live) {
-        (Some(groups), live_text) => {
-            if live_text.is_some() || !machine.dead.is_empty() {
-                return refuse(
-                    "groups: a plan with whole groups starts from scratch with all ranks, \
-                     expected no live map and no dead ranks"
-                        .to_owned(),
-                );
-            }
-            let slots = hierarchy::grouped(loads, machine, groups)?;
-            let (version, parent) = (live.version + 1, Some(live.version));
-            (ExpertMap { slots, version, parent, ..live }, Vec::new(), None, None)
-        }
-        (None, None) => {
-            let (map, bound) = placement::scratch_plan(loads, machine)?;
-            (map, Vec::new(), Some(bound), None)
-        }
-        (None, Some(_)) => match least_moves(loads, machine, &live, wish)? {
-            Outcome::Plan(plan) => {
-                let moves = plan.moves.iter().map(|entry| {
-                    json!({
-                        "layer": entry.layer, "expert": entry.expert, "source": entry.from,
-                        "target": entry.to, "slot": entry.slot, "gain": entry.gain_us / loads.scale[entry.layer.index()],
-                    })
-                });
-                (plan.map.clone(), moves.collect(), Some(plan.bound.layers), None)
-            }
-            Outcome::DoNothing(nothing) => {
-                let reason = serde_json::to_value(&nothing.reason)?;
-                (live, Vec::new(), Some(nothing.bound.layers), Some(reason))
-            }
+    if wish.groups.is_some() && (wish.live.is_some() || !machine.dead.is_empty()) {
+        return refuse(
+            "groups: a plan with whole groups starts from scratch with all ranks, expected no live \
+             map and no dead ranks"
+                .to_owned(),
+        );
+    }
+    let Changed { slots, moves, reason } = match wish.live {
+        Some(_) => delta::from_live(loads, machine, &live, wish)?,
+        None => Changed {
+            slots: placement::scratch(loads, machine, wish.groups, Effort::THOROUGH)?,
+            moves: Vec::new(),
+            reason: None,
         },
     };
-    let bound = match bound {
-        Some(layers) => layers.iter().map(best_balance).collect(),
-        None => placement::bound(loads, machine)?.iter().map(best_balance).collect::<Vec<f64>>(),
+    let map = match &reason {
+        Some(_) => live,
+        None => {
+            let (version, parent) = (live.version + 1, Some(live.version));
+            ExpertMap { slots, version, parent, ..live }
+        }
     };
+    let bound = placement::bound(loads, machine, wish.groups);
     let answer: Value = json!({
         "map": map.to_json()?,
         "slots": map.slots,
@@ -115,45 +105,6 @@ pub(crate) fn plan(loads: &Loads, machine: &Machine, wish: &Wish<'_>) -> Result<
     Ok(answer.to_string())
 }
 
-/// The plan from the live map; with a target, the one with fewest moves (by bisection) among those
-/// that reach it in every layer, or the best where none does.
-fn least_moves(
-    loads: &Loads,
-    machine: &Machine,
-    live: &ExpertMap,
-    wish: &Wish<'_>,
-) -> Result<Outcome, Refused> {
-    let full = placement::from_live(loads, machine, live, wish)?;
-    let (Outcome::Plan(plan), Some(target)) = (&full, wish.target_balancedness) else {
-        return Ok(full);
-    };
-    let reached = |slots: &Slots| {
-        balancedness(slots, loads, machine).iter().all(|balance| *balance >= target)
-    };
-    if !reached(&plan.map.slots) {
-        return Ok(full);
-    }
-    let (mut short, mut enough) = (0, plan.moves.len() as u32);
-    let mut best = full;
-    while enough - short > 1 {
-        let middle = short + (enough - short) / 2;
-        let wish = Wish { moves_max: Some(middle), ..*wish };
-        match placement::from_live(loads, machine, live, &wish)? {
-            Outcome::Plan(plan) if reached(&plan.map.slots) => {
-                enough = middle;
-                best = Outcome::Plan(plan);
-            }
-            _ => short = middle,
-        }
-    }
-    Ok(best)
-}
-
-/// The balance that no map of a layer can beat: mean ÷ bound of the largest rank.
-fn best_balance(layer: &LayerBound) -> f64 {
-    if layer.us > 0.0 { (layer.mean_us / layer.us).min(1.0) } else { 1.0 }
-}
-
 /// A map's own model, with the dimensions of these loads.
 fn with_model(loads: &Loads, map: &ExpertMap) -> evenkeel_types::ModelShape {
     let mut shape = shape(loads.layers, loads.experts);
@@ -163,7 +114,7 @@ fn with_model(loads: &Loads, map: &ExpertMap) -> evenkeel_types::ModelShape {
 }
 
 /// `[layer]`: mean ÷ largest living rank, tokens split evenly over the slots of an expert.
-fn balancedness(slots: &Slots, loads: &Loads, machine: &Machine) -> Vec<f64> {
+pub(crate) fn balancedness(slots: &Slots, loads: &Loads, machine: &Machine) -> Vec<f64> {
     let alive = |rank: &usize| !machine.dead.contains(&RankId(*rank as u16));
     let layer = |(layer, ranks): (usize, &Vec<Vec<Option<ExpertId>>>)| {
         let living: Vec<&Vec<Option<ExpertId>>> =

@@ -17,9 +17,6 @@ policy = pytest.importorskip(
     "vllm.distributed.eplb.policy.default", reason="vLLM's policy is not installed"
 ).DefaultEplbPolicy
 
-# Two copies of an expert on one rank, which theirs allows and ours never makes, can be worth this.
-DUPLICATE = 0.005
-
 FOLDER = pathlib.Path(__file__).parents[3] / "assets" / "plan-problems"
 PROBLEMS = json.loads((FOLDER / "problems.json").read_text())
 
@@ -45,4 +42,4 @@ def test_balanced_at_least_as_well(name, hierarchical):
     assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
     assert int(logcnt.sum()) == ours.numel() and log2phy.shape[-1] == int(logcnt.max())
     ranks = problem["ranks"]
-    assert balance(ours.numpy(), weight, ranks) >= balance(theirs.numpy(), weight, ranks) - DUPLICATE
+    assert balance(ours.numpy(), weight, ranks) >= balance(theirs.numpy(), weight, ranks)

@@ -71,7 +71,7 @@ def test_dead_ranks_hold_nothing():
 def test_whole_groups():
     plan = evenkeel.plan(loads(2, 64), ranks=16, slots=80, nodes=4, groups=8)
     nodes = (plan.phy2log // 8).reshape(2, 4, -1)
-    assert all(len(set(node.tolist())) == 2 for layer in nodes for node in layer)
+    assert all(len(set(node[node >= 0].tolist())) == 2 for layer in nodes for node in layer)
     flat = evenkeel.plan(loads(2, 64), ranks=16, slots=80, nodes=4)
     assert flat.balancedness_after.mean() > plan.balancedness_after.mean()
 

@@ -32,15 +32,15 @@ class Move:
     layer: int
     #: Logical expert.
     expert: int
-    #: Nearest rank that holds the expert when the copy is sent: in the map in force, or since an
-    #: earlier stage of the move.
+    #: Rank that holds the expert in the map in force, of the target's node where one does; -1 where
+    #: only dead ranks held it.
     source: int
     #: Rank that gets it.
     target: int
     #: Slot of that rank, from 0.
     slot: int
-    #: Load that the fullest rank of the layer loses by it, in units of `weight`; moves that only
-    #: gain together share it equally.
+    #: Load that the fullest rank of the layer loses by it, in units of `weight`; the moves of a
+    #: layer share it equally.
     gain: float
 
 
@@ -161,8 +161,8 @@ def plan(
             experts (-1: empty). `None`: plan from scratch.
         dead_ranks: ranks that hold nothing and give nothing.
         moves_max: most copies that may move; needs `live`.
-        target_balancedness: do nothing where the worst layer is balanced so well already, and
-            move no more than it takes (found by bisection: several plans' time); needs `live`.
+        target_balancedness: leave layers alone that are balanced so well already, and move no more
+            in the others than it takes to get there; needs `live`. `None`: nearly the mean.
 
     Raises:
         ValueError: names the argument, layer, rank or expert, and what was expected.

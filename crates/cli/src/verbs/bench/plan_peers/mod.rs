@@ -6,7 +6,9 @@
 
 mod clock;
 mod cross_node;
+mod drift;
 mod economy;
+mod exact;
 mod figure;
 mod fitted;
 mod held_out;
@@ -14,6 +16,7 @@ mod ours;
 mod peers;
 mod problems;
 mod quoted;
+mod rows;
 mod score;
 mod split;
 mod survive;
@@ -56,6 +59,9 @@ type Section = (&'static str, fn(&Context<'_>) -> Result<Vec<Figure>, Failure>);
 
 /// Sections in the order of the report.
 const SECTIONS: &[Section] = &[
+    ("rows", rows::measure),
+    ("drift", drift::measure),
+    ("exact", exact::measure),
     ("split", split::measure),
     ("held_out", held_out::measure),
     ("survive", survive::measure),

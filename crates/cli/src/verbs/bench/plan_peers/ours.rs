@@ -1,79 +1,89 @@
 //! This planner on the problems: from scratch, and from its own map after drift.
 
 use super::peers::Row;
-use super::{Context, Problem, Score, median_cpu_ms, score};
+use super::score::{self, Slots};
+use super::{Context, Problem, Score, median_cpu_ms};
 use crate::fail::Failure;
-use evenkeel_cost::ExpertCoefficients;
-use evenkeel_plan::{Objective, Outcome, Plan, PlanInput, SplitRule, plan, plan_from_scratch};
-use evenkeel_trace::{StepLoad, StepLoads};
-use evenkeel_types::{ExpertMap, ModelShape, Phase, Policy, Topology};
+use evenkeel_plan::rows::{Effort, LayerRows, LayerSlots, RepairTerms, place, repair};
+use evenkeel_types::ExpertId;
 
 /// Name in the tables.
-pub(super) const NAME: &str = "evenkeel plan";
+pub(super) const NAME: &str = "evenkeel";
 
-/// Memory of a rank: out of the picture, as it is for the peers.
-const HBM_BYTES: u64 = 1 << 50;
+/// Balance of a layer that a second plan has to reach, as a share of what the first one had.
+const SECOND_SHARE: f64 = 0.99;
 
-/// What is asked, apart from loads and live map.
-struct Setting {
-    shape: ModelShape,
-    topology: Topology,
-    policy: Policy,
+/// Equal ranks of a problem.
+pub(super) struct Ranks {
+    sizes: Vec<usize>,
+    inverse_speed: Vec<f64>,
 }
 
-impl Setting {
-    fn new(problem: &Problem) -> Result<Self, Failure> {
-        let known = ModelShape::known("deepseek-v3");
-        let known = known.ok_or_else(|| Failure::input("no shape `deepseek-v3`"))?;
-        let (layers, experts) = (problem.layers as u16, problem.experts as u16);
-        let shape = ModelShape { moe_layers: layers, experts, top_k: 1, groups: None, ..known };
-        let mut topology = Topology::uniform("any", problem.ranks as u16, HBM_BYTES);
-        topology.node.resize(problem.nodes, topology.node[0].clone());
-        for node in &mut topology.node {
-            node.ranks = (problem.ranks / problem.nodes) as u16;
+impl Ranks {
+    pub(super) fn of(problem: &Problem) -> Self {
+        Self {
+            sizes: vec![problem.slots_per_rank(); problem.ranks],
+            inverse_speed: vec![1.0; problem.ranks],
         }
-        let mut policy = Policy::default();
-        policy.plan.slots_per_rank = problem.slots_per_rank() as u16;
-        policy.plan.balancedness_enough = 1.0;
-        policy.plan.gain_min_share = 0.0;
-        policy.plan.gain_us_per_gb_min = 0.0;
-        policy.moves.moves_max = u32::MAX;
-        Ok(Self { shape, topology, policy })
     }
 
-    fn ask<T>(
+    fn layer<'a>(&'a self, loads: &'a [f64]) -> LayerRows<'a> {
+        let Self { sizes, inverse_speed } = self;
+        LayerRows { loads, sizes, inverse_speed, extra: &[] }
+    }
+
+    /// Packs every layer of `loads` (`[layer * experts + expert]`) afresh, `[layer]`.
+    ///
+    /// # Errors
+    /// Where there are fewer slots than experts.
+    pub(super) fn place(
         &self,
-        loads: &StepLoads,
-        live: &ExpertMap,
-        solve: impl FnOnce(PlanInput<'_>) -> T,
-    ) -> T {
-        solve(PlanInput {
-            shape: &self.shape,
-            topology: &self.topology,
-            live,
-            live_split: None,
-            loads,
-            coefficients: &ExpertCoefficients::FREE,
-            exchange_us_per_row: 0.0,
-            fixed_us: 0.0,
-            policy: &self.policy,
-            seed: 0,
-            objective: Objective::SummedTokens,
-            split: SplitRule::Even,
-            rank_extra_us: None,
-            traffic: None,
-        })
+        loads: &[u64],
+        experts: usize,
+        effort: Effort,
+    ) -> Result<Vec<LayerSlots>, Failure> {
+        let layer = |loads: &[u64]| {
+            let loads: Vec<f64> = loads.iter().map(|load| *load as f64).collect();
+            let fewer = || Failure::input(format!("fewer slots than {experts} experts"));
+            place(&self.layer(&loads), effort).ok_or_else(fewer)
+        };
+        loads.chunks_exact(experts).map(layer).collect()
+    }
+
+    /// Repairs every layer of `live` on `loads` to its share of the mean in `enough` (`[layer]`).
+    pub(super) fn repair(
+        &self,
+        loads: &[u64],
+        experts: usize,
+        live: &[LayerSlots],
+        enough: &[f64],
+    ) -> Vec<LayerSlots> {
+        let layer = |((loads, live), enough): ((&[u64], &LayerSlots), &f64)| {
+            let loads: Vec<f64> = loads.iter().map(|load| *load as f64).collect();
+            let terms = RepairTerms {
+                enough: *enough,
+                moves_max: self.sizes.iter().sum(),
+                pinned: &[],
+                barred: &[],
+                may_fill: true,
+            };
+            repair(&self.layer(&loads), live, &terms, None).slots
+        };
+        loads.chunks_exact(experts).zip(live).zip(enough).map(layer).collect()
     }
 }
 
-fn step(problem: &Problem, loads: &[u64]) -> StepLoads {
-    let counts = loads.iter().map(|load| *load as u32).collect();
-    StepLoads {
-        phase: Phase::Prefill,
-        layers: problem.layers,
-        experts: problem.experts,
-        steps: vec![StepLoad { tokens: 0, counts }],
-    }
+/// The same map in the form that is scored.
+pub(super) fn slots(map: &[LayerSlots]) -> Slots {
+    let rank = |rank: &Vec<Option<u16>>| rank.iter().map(|expert| expert.map(ExpertId)).collect();
+    map.iter().map(|layer| layer.iter().map(rank).collect()).collect()
+}
+
+/// `[layer]`: balance of a map on `loads`.
+pub(super) fn balances(map: &Slots, loads: &[u64], problem: &Problem) -> Vec<f64> {
+    let layer =
+        |(slots, loads): (&Vec<_>, &[u64])| Score::of(&vec![slots.clone()], loads, problem).balance;
+    map.iter().zip(loads.chunks_exact(problem.experts)).map(layer).collect()
 }
 
 /// One row per problem.
@@ -83,15 +93,14 @@ pub(super) fn rows(context: &Context<'_>) -> Result<Vec<Row>, Failure> {
 
 fn row(context: &Context<'_>, problem: &Problem) -> Result<Row, Failure> {
     let _progress = context.progress(&format!("{NAME}, {}", problem.id));
-    let setting = Setting::new(problem)?;
-    let loads = step(problem, &problem.loads);
-    let start = ExpertMap::contiguous(&setting.shape, problem.ranks, problem.slots_per_rank());
-    let refused = |error| Failure::input(error).context(&problem.id);
-    let (cpu_ms, first) =
-        median_cpu_ms(context.runs(4), || setting.ask(&loads, &start, plan_from_scratch));
-    let first: Plan = first.map_err(refused)?;
+    let ranks = Ranks::of(problem);
+    let (cpu_ms, map) = median_cpu_ms(context.runs(4), || {
+        ranks.place(&problem.loads, problem.experts, Effort::THOROUGH)
+    });
+    let map = map.map_err(|error| error.context(&problem.id))?;
+    let first = slots(&map);
     let all = (problem.layers * problem.slots) as f64;
-    let found = Score::of(&first.map.slots, &problem.loads, problem);
+    let found = Score::of(&first, &problem.loads, problem);
     let mut row = Row {
         peer: NAME.to_owned(),
         problem: problem.id.clone(),
@@ -99,19 +108,17 @@ fn row(context: &Context<'_>, problem: &Problem) -> Result<Row, Failure> {
         balance_worst: Some(found.balance_worst),
         duplicates: Some(found.duplicates),
         missing: found.missing,
-        moved_first: Some(score::moves(&score::start(problem), &first.map.slots) as f64 / all),
+        moved_first: Some(score::moves(&score::start(problem), &first) as f64 / all),
         cpu_ms: Some(cpu_ms),
         ..Row::default()
     };
-    if let (Some(drifted), false) = (&problem.drifted, context.quick) {
-        let outcome = setting.ask(&step(problem, drifted), &first.map, plan).map_err(refused)?;
-        let second = match &outcome {
-            Outcome::Plan(plan) => &plan.map,
-            Outcome::DoNothing(_) => &first.map,
-        };
-        row.balance_stale = Some(Score::of(&first.map.slots, drifted, problem).balance);
-        row.balance_second = Some(Score::of(&second.slots, drifted, problem).balance);
-        row.moved_second = Some(score::moves(&first.map.slots, &second.slots) as f64 / all);
+    if let Some(drifted) = &problem.drifted {
+        let had = balances(&first, &problem.loads, problem);
+        let enough: Vec<f64> = had.iter().map(|balance| balance * SECOND_SHARE).collect();
+        let second = slots(&ranks.repair(drifted, problem.experts, &map, &enough));
+        row.balance_stale = Some(Score::of(&first, drifted, problem).balance);
+        row.balance_second = Some(Score::of(&second, drifted, problem).balance);
+        row.moved_second = Some(score::moves(&first, &second) as f64 / all);
     }
     Ok(row)
 }

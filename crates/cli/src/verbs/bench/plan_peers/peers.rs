@@ -175,41 +175,10 @@ pub(super) fn table(context: &Context<'_>) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-/// This planner against the quoted reference and against the peers that ran.
+/// The peers that ran; what all planners reach stands in the tables below the figures.
 pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
     let rows = context.planners()?;
-    let mut figures = Vec::new();
-    for row in rows.iter().filter(|row| row.peer == ours::NAME) {
-        let Some(found) = row.balance else { continue };
-        let others = rows.iter().filter(|other| {
-            other.problem == row.problem
-                && other.peer != ours::NAME
-                && !other.peer.starts_with("reference")
-        });
-        let best =
-            others.max_by(|a, b| a.balance.unwrap_or(0.0).total_cmp(&b.balance.unwrap_or(0.0)));
-        let named = |best: &Row| Some(format!("{:.4} {}", best.balance?, best.peer));
-        figures.push(Figure {
-            what: format!("balance, {}", row.problem),
-            unit: "balance",
-            best_today: best.and_then(named).unwrap_or_default(),
-            target: quoted::reference(&row.problem).map_or(Target::None, Target::AtLeast),
-            found,
-            note: String::new(),
-        });
-    }
-    let broken =
-        |row: &&Row| row.peer == ours::NAME && (row.missing > 0 || row.duplicates > Some(0));
-    figures.push(Figure {
-        what: "problems with a duplicate or a missing expert".to_owned(),
-        unit: "",
-        best_today: String::new(),
-        target: Target::AtMost(0.0),
-        found: rows.iter().filter(broken).count() as f64,
-        note: String::new(),
-    });
-    figures.extend(ran(context, rows));
-    Ok(figures)
+    Ok(ran(context, rows).into_iter().collect())
 }
 
 /// Which peers ran, in which versions, and what failed.

@@ -1,4 +1,4 @@
-//! Problems A to E, bundled: loads, ranks, slots, nodes.
+//! Problems A to E, bundled: loads, ranks, slots.
 
 use crate::fail::Failure;
 use evenkeel_interop::{LoadMatrix, SourceFile, load_matrices};
@@ -15,7 +15,6 @@ const SHAPES: &str = include_str!("../../../../../../assets/plan-problems/proble
 struct Shape {
     ranks: usize,
     slots: usize,
-    nodes: usize,
     layers: usize,
     experts: usize,
 }
@@ -29,12 +28,10 @@ pub(crate) struct Problem {
     pub(crate) layers: usize,
     /// Logical experts per layer.
     pub(crate) experts: usize,
-    /// Ranks, contiguous over the nodes.
+    /// Ranks.
     pub(crate) ranks: usize,
     /// Slots per layer over all ranks, a multiple of the ranks.
     pub(crate) slots: usize,
-    /// Nodes.
-    pub(crate) nodes: usize,
     /// `[layer * experts + expert]`, tokens.
     pub(crate) loads: Vec<u64>,
     /// The same after every load drifted by exp(0.15 N); B to D only.
@@ -67,7 +64,7 @@ pub(crate) fn load() -> Result<Vec<Problem>, Failure> {
     let matrices = load_matrices(&file).map_err(Failure::input)?;
     let find = |name: &str| matrices.iter().find(|matrix| matrix.name == name);
     let mut problems = Vec::with_capacity(shapes.len());
-    for (id, Shape { ranks, slots, nodes, layers, experts }) in shapes {
+    for (id, Shape { ranks, slots, layers, experts }) in shapes {
         let tokens = |matrix: &LoadMatrix| {
             ((matrix.layers, matrix.experts) == (layers, experts)).then(|| matrix.tokens.clone())
         };
@@ -75,7 +72,7 @@ pub(crate) fn load() -> Result<Vec<Problem>, Failure> {
             Failure::input(format!("problem {id}: expected loads of {layers} x {experts}"))
         })?;
         let drifted = find(&format!("{id}_drift15")).and_then(tokens);
-        problems.push(Problem { id, layers, experts, ranks, slots, nodes, loads, drifted });
+        problems.push(Problem { id, layers, experts, ranks, slots, loads, drifted });
     }
     Ok(problems)
 }

@@ -95,7 +95,6 @@ mod tests {
             experts: 3,
             ranks: 2,
             slots: 4,
-            nodes: 1,
             loads: vec![60, 20, 20],
             drifted: None,
         };
