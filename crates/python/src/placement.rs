@@ -10,7 +10,7 @@ pub(crate) type Slots = Vec<Vec<Vec<Option<ExpertId>>>>;
 
 /// Effort of the drop-in for a function that engines call on the way: near the limit in tens of
 /// milliseconds for a model.
-pub(crate) const DROP_IN: Effort = Effort { enough: 0.9998, tries: 2, seed: 1 };
+pub(crate) const DROP_IN: Effort = Effort { enough: 0.9998, tries: 2, ..Effort::THOROUGH };
 
 /// Ranks and slots.
 #[derive(Clone, Debug)]
