@@ -71,6 +71,15 @@ impl Subject {
         Setting::new(self.shape.clone(), topology, hardware, policy)
     }
 
+    /// Phases that both halves have tokens of: gpt-oss's prompts are not recorded.
+    fn phases(&self) -> impl Iterator<Item = Phase> {
+        let (planning, judging) = &self.halves;
+        let prompts =
+            |routes: &Routes| routes.requests().iter().any(|request| request.prompt_tokens > 0);
+        let both = prompts(planning) && prompts(judging);
+        Phase::ALL.into_iter().filter(move |phase| *phase == Phase::Decode || both)
+    }
+
     /// Slots per rank without any redundancy.
     fn bare(&self) -> usize {
         usize::from(self.shape.experts).div_ceil(self.ranks)
@@ -105,7 +114,7 @@ pub(crate) fn measure(context: &Context<'_>) -> Result<Vec<Figure>, Failure> {
     let mut figures = Vec::new();
     for (subject, name) in [(&lite, "V2-Lite EP16"), (&oss, "gpt-oss EP8")] {
         for hardware in hardware(context) {
-            for phase in [Phase::Decode, Phase::Prefill] {
+            for phase in subject.phases() {
                 let name = format!("{name}, {hardware}, {phase}");
                 let _progress = context.progress(&format!("economy: copies, {name}"));
                 figures.extend(copies(context, subject, &name, hardware, phase)?);
