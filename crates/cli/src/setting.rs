@@ -4,7 +4,7 @@ use crate::fail::Failure;
 use crate::load;
 use clap::Args;
 use evenkeel_cost::{AttentionLoad, CurveNote, ExpertCoefficients, StepModel};
-use evenkeel_plan::{Objective, PlanInput, SplitRule};
+use evenkeel_plan::{Objective, PlanInput, SearchEffort, SplitRule};
 use evenkeel_sim::{GroupConfig, Role};
 use evenkeel_split::SplitTable;
 use evenkeel_trace::StepLoads;
@@ -169,6 +169,7 @@ impl Setting {
             seed,
             objective: Objective::StepTime,
             split: SplitRule::Balanced,
+            effort: SearchEffort::Thorough,
             rank_extra_us: None,
             traffic: None,
         }

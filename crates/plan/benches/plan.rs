@@ -14,7 +14,7 @@
 
 use evenkeel_cost::ExpertCoefficients;
 use evenkeel_plan::{
-    Objective, Outcome, Plan, PlanInput, SplitRule, peer, plan, plan_from_scratch,
+    Objective, Outcome, Plan, PlanInput, SearchEffort, SplitRule, peer, plan, plan_from_scratch,
 };
 use evenkeel_split::min_max_rows;
 use evenkeel_trace::{StepLoad, StepLoads};
@@ -127,6 +127,8 @@ fn problems() -> Vec<Problem> {
         step_time("v2-lite decode, EP16, 80 slots", &lite, 16, 5, 4096),
         step_time("v2-lite decode, EP32, 96 slots", &lite, 32, 3, 8192),
         step_time("v3 decode, EP32, 288 slots", &v3, 32, 9, 4096),
+        step_time("60x384 decode, EP128, 512 slots", &k2, 128, 4, 16_384),
+        step_time("60x384 decode, EP256, 1024 slots", &k2, 256, 4, 32_768),
         summed("B1-like, 58x256, EP32, 288 slots, even split", &v3, 32, 9, 1),
         summed("D2-like, 60x384, EP128, 512 slots, even split", &k2, 128, 4, 8),
     ]
@@ -163,6 +165,23 @@ struct Row {
     balance: (f64, f64),
     moves: f64,
     map: ExpertMap,
+}
+
+impl Row {
+    fn line(&self) -> String {
+        format!(
+            "{:.0} ms, {:.0} -> {:.0} (bound {:.0}, gap {:.2} %), balancedness {:.4} ({:.3}), \
+             {:.1} moves per layer",
+            self.ms,
+            self.live_us,
+            self.planned_us,
+            self.bound_us,
+            (self.planned_us / self.bound_us - 1.0) * 100.0,
+            self.balance.0,
+            self.balance.1,
+            self.moves,
+        )
+    }
 }
 
 /// Plans three times from `live`.
@@ -254,6 +273,7 @@ fn question<'a>(
         seed: 1,
         objective: problem.objective,
         split: problem.split,
+        effort: SearchEffort::Thorough,
         rank_extra_us: None,
         traffic: None,
     }
@@ -261,6 +281,8 @@ fn question<'a>(
 
 fn main() {
     let start = Instant::now();
+    // `cargo bench -p evenkeel-plan -- quick` leaves the thorough search out.
+    let only_quick = std::env::args().any(|argument| argument == "quick");
     let mut out = std::io::stdout().lock();
     split_line(&mut out, start);
     for problem in problems() {
@@ -276,9 +298,24 @@ fn main() {
         }
         let coefficients = coefficients();
         let input = question(&problem, &topology, &live, &policy, &coefficients);
+        let after = drifted(&problem.loads);
+        let quick = PlanInput { effort: SearchEffort::Quick, ..input };
+        let quick_cold = run(quick, start);
+        let live = &quick_cold.map;
+        let quick_warm = run(PlanInput { live, loads: &after, ..quick }, start);
+        writeln!(
+            out,
+            "{}\n  quick, from contiguous: {}\n  quick, after 15 % drift: {}",
+            problem.name,
+            quick_cold.line(),
+            quick_warm.line()
+        )
+        .expect("stdout");
+        if only_quick {
+            continue;
+        }
         let cold = run(input, start);
         let scratch = plan_from_scratch(input).expect("plans");
-        let after = drifted(&problem.loads);
         let warm = run(PlanInput { live: &cold.map, loads: &after, ..input }, start);
         let again = plan_from_scratch(PlanInput { live: &cold.map, loads: &after, ..input });
         let again = again.expect("plans");
@@ -293,28 +330,13 @@ fn main() {
             ..live.clone()
         };
         let per_layer = |plan: &Plan| plan.price.moves as f64 / problem.loads.layers as f64;
-        let row = |row: &Row| {
-            format!(
-                "{:.0} ms, {:.0} -> {:.0} (bound {:.0}, gap {:.2} %), balancedness {:.4} \
-                 ({:.3}), {:.1} moves per layer",
-                row.ms,
-                row.live_us,
-                row.planned_us,
-                row.bound_us,
-                (row.planned_us / row.bound_us - 1.0) * 100.0,
-                row.balance.0,
-                row.balance.1,
-                row.moves,
-            )
-        };
         writeln!(
             out,
-            "{}\n  from contiguous: {}\n  after 15 % drift: {}\n  from scratch: {:.0}, {:.1} \
+            "  from contiguous: {}\n  after 15 % drift: {}\n  from scratch: {:.0}, {:.1} \
              moves per layer, balancedness {:.4}; after drift {:.0}, {:.1}\n  peer, even split: \
              balancedness {:.4}, {} duplicates",
-            problem.name,
-            row(&cold),
-            row(&warm),
+            cold.line(),
+            warm.line(),
             scratch.predicted.step_us_planned,
             per_layer(&scratch),
             balance(&scratch.predicted.balancedness_planned).0,

@@ -35,6 +35,17 @@ pub enum SplitRule {
     Even,
 }
 
+/// How long a plan may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SearchEffort {
+    /// Layers are repaired by mean cost, and only a few states of each are valued step by step.
+    Quick,
+    /// Every change is valued step by step.
+    #[default]
+    Thorough,
+}
+
 /// One planning question.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInput<'a> {
@@ -64,6 +75,8 @@ pub struct PlanInput<'a> {
     pub objective: Objective,
     /// How rows are split over copies.
     pub split: SplitRule,
+    /// How hard layers are searched.
+    pub effort: SearchEffort,
     /// `[layer * ranks + rank]`: load that a rank has in a layer whatever the map, before its speed,
     /// e.g. of shared experts kept on some ranks. µs; rows in [`Objective::SummedTokens`].
     pub rank_extra_us: Option<&'a [f64]>,

@@ -1,8 +1,8 @@
 //! One layer under search: its slots, shares and times, and what a change would do to them.
 
 use crate::costs::{Costs, LayerLoads};
+use crate::valued::shares_of;
 use crate::{PlanError, SplitRule};
-use evenkeel_split::min_max_rows_weighted;
 use evenkeel_types::RankId;
 
 /// Slots of one layer: `[rank][slot]` → expert.
@@ -101,20 +101,13 @@ impl<'a> Layer<'a> {
     /// Recomputes everything from the slots: hosts, the split, cells, times.
     fn refresh(&mut self) -> Result<(), PlanError> {
         let hosts = hosts_of(&self.slots, self.hosts.len());
-        let shares = match self.rule {
-            SplitRule::Balanced => {
-                min_max_rows_weighted(&hosts, &self.loads.totals, &self.costs.weights)?.shares
-            }
-            SplitRule::Even => {
-                hosts.iter().map(|ranks| vec![1.0 / ranks.len() as f64; ranks.len()]).collect()
-            }
-        };
+        let shares = shares_of(self.costs, self.loads, self.rule, &hosts)?;
         self.adopt(hosts, shares);
         Ok(())
     }
 
     /// Takes on hosts and shares, and recomputes the cells that differ.
-    pub(crate) fn adopt(&mut self, hosts: Vec<Vec<RankId>>, shares: Vec<Vec<f64>>) {
+    fn adopt(&mut self, hosts: Vec<Vec<RankId>>, shares: Vec<Vec<f64>>) {
         for expert in 0..hosts.len() {
             if self.hosts[expert] == hosts[expert] && same(&self.shares[expert], &shares[expert]) {
                 continue;
@@ -195,13 +188,6 @@ impl<'a> Layer<'a> {
         self.worth = Worth { us: us / steps as f64, evenness: evenness / steps as f64 };
     }
 
-    /// Time of the slowest rank in a step, µs.
-    pub(crate) fn slowest_us(&self, step: usize) -> f64 {
-        let rank = self.slowest[step].first();
-        let us = rank.map_or(0.0, |rank| self.time[usize::from(*rank) * self.costs.steps + step]);
-        self.costs.on_host(us)
-    }
-
     /// Ranks by the number of steps that wait for them, most first; only those with any.
     pub(crate) fn guilty(&self) -> Vec<usize> {
         let mut waits = vec![0_usize; self.slots.len()];
@@ -264,35 +250,6 @@ impl<'a> Layer<'a> {
         }
         next.refresh()?;
         Ok(next)
-    }
-
-    /// Mean ÷ largest rank, rows of the window ÷ weight; 1 where there are no rows.
-    pub(crate) fn balancedness(&self) -> f64 {
-        let alive = |rank: &usize| self.costs.inverse_speed[*rank] > 0.0;
-        let weight: f64 = (0..self.slots.len())
-            .filter(alive)
-            .map(|rank| f64::from(self.costs.weights[rank]))
-            .sum();
-        let mean = self.rank_rows.iter().sum::<f64>() / weight;
-        let weighted = self.rank_rows.iter().zip(&self.costs.weights);
-        let most = weighted.map(|(rows, weight)| rows / f64::from(*weight)).fold(0.0, f64::max);
-        if most > 0.0 { mean / most } else { 1.0 }
-    }
-
-    /// Mean over steps of the rows of the rank with most rows.
-    pub(crate) fn rows_of_fullest(&self) -> f64 {
-        let steps = self.costs.steps;
-        let mut sum = 0.0;
-        for step in 0..steps {
-            let mut rank_rows = vec![0.0; self.slots.len()];
-            for (expert, hosts) in self.hosts.iter().enumerate() {
-                for (rank, share) in hosts.iter().zip(&self.shares[expert]) {
-                    rank_rows[rank.index()] += self.loads.rows[expert * steps + step] * share;
-                }
-            }
-            sum += rank_rows.into_iter().fold(0.0, f64::max);
-        }
-        sum / steps as f64
     }
 }
 

@@ -33,6 +33,7 @@ mod planner;
 mod present;
 mod price;
 mod promises;
+mod quick;
 pub mod rows;
 mod schedule;
 mod search;
@@ -40,11 +41,12 @@ mod slack;
 mod study;
 pub mod survive;
 mod trial;
+mod valued;
 
 pub use check::{Impossible, Link, TransitionViolation, check, check_schedule, check_transition};
 pub use crossing::{CrossNode, Crossing, Localised};
 pub use error::PlanError;
-pub use input::{Objective, PlanInput, SplitRule};
+pub use input::{Objective, PlanInput, SearchEffort, SplitRule};
 pub use outcome::{
     Bound, BreakEven, FrontierPoint, LayerBound, Move, Nothing, Outcome, Plan, Predicted, Price,
     Reason, Refused, Stage, Transfer,

@@ -10,7 +10,10 @@ use crate::rows::{self, LayerRows, LayerSlots, RepairTerms};
 use crate::schedule::schedule;
 use crate::search::{Barred, Path, Point, Terms, arrivals, descend};
 use crate::study::{Study, Value, filled, widened};
-use crate::{Nothing, Objective, Outcome, Plan, PlanError, PlanInput, Reason, Refused, SplitRule};
+use crate::{
+    Nothing, Objective, Outcome, Plan, PlanError, PlanInput, Reason, Refused, SearchEffort,
+    SplitRule,
+};
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, RankId, hash2};
 
 /// A layer whose descent ends within this share of the bound is not packed afresh as well.
@@ -179,6 +182,9 @@ impl Study<'_> {
         room: &[u64],
         before: &[(u16, RankId, f64)],
     ) -> Result<(Vec<Point>, Vec<Barred>), PlanError> {
+        if self.input.effort == SearchEffort::Quick {
+            return self.search_quickly(layer, slots, room, before);
+        }
         let ranks = slots.len();
         let experts = self.input.loads.experts;
         let live = &self.slots[layer];
@@ -428,7 +434,7 @@ impl Study<'_> {
 }
 
 /// Gives every arrival of a fresh packing an equal part of what the packing gains.
-fn shared_gain(mut point: Point, path: &[Point]) -> Point {
+pub(crate) fn shared_gain(mut point: Point, path: &[Point]) -> Point {
     let before = path.first().map_or(point.us, |first| first.us);
     let gain = (before - point.us) / point.arrivals.len().max(1) as f64;
     for arrival in &mut point.arrivals {
@@ -438,7 +444,7 @@ fn shared_gain(mut point: Point, path: &[Point]) -> Point {
 }
 
 /// Slots per rank that may be filled: the live ones and as many more as there is room for.
-fn sizes_within(live: &Slots, room: &[u64]) -> Vec<usize> {
+pub(crate) fn sizes_within(live: &Slots, room: &[u64]) -> Vec<usize> {
     let within = |(slots, room): (&Vec<Option<u16>>, &u64)| {
         let more = usize::try_from(*room).unwrap_or(usize::MAX);
         filled(slots).saturating_add(more).min(slots.len())

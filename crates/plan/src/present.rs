@@ -7,7 +7,9 @@ use crate::price::price_of;
 use crate::schedule::schedule;
 use crate::search::Point;
 use crate::study::Study;
-use crate::{FrontierPoint, Move, Objective, Plan, PlanError, Price, Refused, SplitRule, Stage};
+use crate::{
+    FrontierPoint, Move, Objective, Plan, PlanError, Price, Refused, SearchEffort, SplitRule, Stage,
+};
 use evenkeel_types::{ExpertId, ExpertMap, LayerId, Provenance, RankId, SlotId};
 
 impl Study<'_> {
@@ -32,6 +34,9 @@ impl Study<'_> {
         for (key, value) in [("objective", objective.to_owned()), ("seed", input.seed.to_string())]
         {
             provenance.options.insert(key.to_owned(), value);
+        }
+        if input.effort == SearchEffort::Quick {
+            provenance.options.insert("effort".to_owned(), "quick".to_owned());
         }
         let named = |slots: Slots| -> Vec<Vec<Option<ExpertId>>> {
             slots

@@ -2,8 +2,9 @@
 
 use crate::bound::{layer_bound, step_bound};
 use crate::costs::{Costs, LayerLoads};
-use crate::layer::{Layer, Slots};
+use crate::layer::{Slots, hosts_of};
 use crate::links::Links;
+use crate::valued::{Valued, shares_of};
 use crate::{Bound, Objective, PlanError, PlanInput, Predicted, SplitRule};
 use evenkeel_split::SplitTable;
 use evenkeel_types::{ExpertId, ExpertMap, LayerId};
@@ -31,6 +32,8 @@ pub(crate) struct Study<'a> {
     pub(crate) slots: Vec<Slots>,
     pub(crate) fixed_us: f64,
     pub(crate) bound: Bound,
+    /// The split of the live map where none was given: a fresh one, if the rule asks for a table.
+    fresh: Option<SplitTable>,
     pub(crate) us_live: f64,
     pub(crate) us_resplit: f64,
     pub(crate) balance_live: Vec<f64>,
@@ -60,12 +63,14 @@ impl<'a> Study<'a> {
             slots,
             fixed_us,
             bound: Bound { step_us: 0.0, gain_share_max: 0.0, layers: Vec::new() },
+            fresh: None,
             us_live: 0.0,
             us_resplit: 0.0,
             balance_live: Vec::new(),
             layers_us_live: Vec::new(),
         };
-        let fresh = study.value(input.live, None)?;
+        study.fresh = study.table(input.live, None)?;
+        let fresh = study.value(input.live, study.fresh.as_ref())?;
         study.us_resplit = fresh.us;
         let live = match input.live_split {
             None => fresh,
@@ -84,26 +89,25 @@ impl<'a> Study<'a> {
         Ok(study)
     }
 
-    /// Step time and balancedness per layer of a map under a split table, or under a fresh split
-    /// by the rule asked for: rounded to ways where it is balanced, as a table has to be.
+    /// Step time and balancedness per layer of a map under a split table; under even shares where
+    /// there is none.
     pub(crate) fn value(
         &self,
         map: &ExpertMap,
         split: Option<&SplitTable>,
     ) -> Result<Value, PlanError> {
-        let fresh = self.table(map, split)?;
-        let split = split.or(fresh.as_ref());
         let mut value = Value { us: self.fixed_us, ..Value::default() };
         for layer in 0..self.loads.len() {
             let state = self.state(map, split, layer)?;
-            value.us += state.worth.us;
-            value.layers_us.push(state.worth.us);
+            value.us += state.us;
+            value.layers_us.push(state.us);
             value.balance.push(state.balancedness());
         }
         Ok(value)
     }
 
-    /// The table to value a map by where none is given; an even split needs none.
+    /// The table to value a map by where none is given: rounded to ways where it is balanced, as a
+    /// table has to be; an even split needs none.
     fn table(
         &self,
         map: &ExpertMap,
@@ -120,19 +124,23 @@ impl<'a> Study<'a> {
         map: &ExpertMap,
         split: Option<&SplitTable>,
         layer: usize,
-    ) -> Result<Layer<'_>, PlanError> {
+    ) -> Result<Valued<'_>, PlanError> {
         let slots = widened(&map.slots[layer], 0);
-        let mut state = Layer::new(&self.costs, &self.loads[layer], self.input.split, slots)?;
-        let Some(split) = split else { return Ok(state) };
-        let shares = (0..self.input.loads.experts).map(|expert| {
-            split
-                .shares(LayerId(layer as u16), ExpertId(expert as u16))
-                .iter()
-                .map(|(_, ways)| f64::from(*ways) / SplitTable::WAYS as f64)
-                .collect()
-        });
-        state.adopt(state.hosts.clone(), shares.collect());
-        Ok(state)
+        let (costs, loads) = (&self.costs, &self.loads[layer]);
+        let hosts = hosts_of(&slots, self.input.loads.experts);
+        let shares = match split {
+            None => shares_of(costs, loads, self.input.split, &hosts)?,
+            Some(split) => (0..self.input.loads.experts)
+                .map(|expert| {
+                    split
+                        .shares(LayerId(layer as u16), ExpertId(expert as u16))
+                        .iter()
+                        .map(|(_, ways)| f64::from(*ways) / SplitTable::WAYS as f64)
+                        .collect()
+                })
+                .collect(),
+        };
+        Ok(Valued::new(costs, loads, &slots, hosts, shares))
     }
 
     /// `[step]`: time of every sampled step of a map under a split table, or under equal shares or
@@ -145,9 +153,7 @@ impl<'a> Study<'a> {
         let mut steps = vec![self.fixed_us; self.costs.steps];
         for layer in 0..self.loads.len() {
             let state = self.state(map, split, layer)?;
-            for (step, us) in steps.iter_mut().enumerate() {
-                *us += state.slowest_us(step);
-            }
+            steps.iter_mut().zip(&state.slowest_us).for_each(|(sum, us)| *sum += us);
         }
         Ok(steps)
     }
@@ -155,10 +161,9 @@ impl<'a> Study<'a> {
     /// Mean exchange time of a live step that rows cause, over all layers, µs.
     pub(crate) fn exchange_us(&self) -> Result<f64, PlanError> {
         let (map, given) = (self.input.live, self.input.live_split);
-        let fresh = self.table(map, given)?;
         let mut rows = 0.0;
         for layer in 0..self.loads.len() {
-            rows += self.state(map, given.or(fresh.as_ref()), layer)?.rows_of_fullest();
+            rows += self.state(map, given.or(self.fresh.as_ref()), layer)?.rows_of_fullest();
         }
         let steps = match self.input.objective {
             Objective::StepTime => 1.0,

@@ -6,7 +6,8 @@ mod common;
 
 use common::{Problem, certify::certified, random::question, skewed};
 use evenkeel_plan::{
-    Outcome, Plan, PlanError, check, check_schedule, check_transition, plan, plan_from_scratch,
+    Outcome, Plan, PlanError, SearchEffort, check, check_schedule, check_transition, plan,
+    plan_from_scratch,
 };
 use evenkeel_types::{ExpertGroups, ExpertId, LayerId, MemoryPolicy, Pin, RankId, Topology};
 use proptest::prelude::*;
@@ -51,27 +52,29 @@ fn live_is_good(problem: &Problem) -> bool {
     check(&left, shape, topology, policy).unwrap().is_empty()
 }
 
-/// Plans, and says whether there was an answer at all.
+/// Plans with either effort, and says whether there was an answer at all.
 fn attack(problem: &Problem) -> bool {
-    let outcome = plan(problem.input());
-    assert_eq!(text(&outcome), text(&plan(problem.input())), "the same input, other bytes");
-    match &outcome {
-        Ok(Outcome::Plan(plan)) => {
-            good(problem, plan);
-            carried_out(problem, plan);
-        }
-        Ok(Outcome::DoNothing(nothing)) => {
-            assert!(nothing.bound.step_us <= nothing.predicted.step_us_live * (1.0 + 1e-9));
-        }
-        Err(error) => {
-            assert!(!live_is_good(problem), "a lawful live map, and no answer: {error}");
+    for effort in [SearchEffort::Quick, SearchEffort::Thorough] {
+        let problem = Problem { effort, ..problem.clone() };
+        let outcome = plan(problem.input());
+        assert_eq!(text(&outcome), text(&plan(problem.input())), "the same input, other bytes");
+        match &outcome {
+            Ok(Outcome::Plan(plan)) => {
+                good(&problem, plan);
+                carried_out(&problem, plan);
+            }
+            Ok(Outcome::DoNothing(nothing)) => {
+                assert!(nothing.bound.step_us <= nothing.predicted.step_us_live * (1.0 + 1e-9));
+            }
+            Err(error) => {
+                assert!(!live_is_good(&problem), "a lawful live map, and no answer: {error}");
+            }
         }
     }
-    let scratch = plan_from_scratch(problem.input());
-    if let Ok(scratch) = &scratch {
+    if let Ok(scratch) = &plan_from_scratch(problem.input()) {
         good(problem, scratch);
     }
-    outcome.is_ok()
+    plan(problem.input()).is_ok()
 }
 
 proptest! {

@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use crate::setting::{MachineArguments, Setting};
 use clap::{Args, ValueEnum};
 use evenkeel_plan::{
-    Outcome, ParetoPoint, Plan, PlanInput, Reason, pareto, plan, plan_from_scratch,
+    Outcome, ParetoPoint, Plan, PlanInput, Reason, SearchEffort, pareto, plan, plan_from_scratch,
 };
 use evenkeel_report::{fmt, text};
 use evenkeel_split::SplitTable;
@@ -86,11 +86,20 @@ pub(crate) struct Arguments {
     /// Plan although the traffic's revisions changed and a rollout is under suspicion.
     #[arg(long)]
     accept_revision: bool,
+    /// Search quickly: layers are repaired by mean cost and valued step by step at a few states.
+    #[arg(long)]
+    quick: bool,
     /// Seed of drawn batches and of ties.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
     machine: MachineArguments,
+}
+
+impl Arguments {
+    fn effort(&self) -> SearchEffort {
+        if self.quick { SearchEffort::Quick } else { SearchEffort::Thorough }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -147,6 +156,7 @@ fn from_trace(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict {
     let traffic = crossing::traffic(&trace, &setting, arguments.phase, arguments.seed)?;
     let question = PlanInput {
         traffic: traffic.as_ref(),
+        effort: arguments.effort(),
         ..setting.question(&live, split, &loads, fixed_us, arguments.seed)
     };
     let outcome = if arguments.from_scratch {

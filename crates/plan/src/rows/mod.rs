@@ -202,13 +202,27 @@ pub struct Repaired {
 }
 
 /// Repairs a layer from the map in force. `step(slots, highest level)` sees every state on the way
-/// where `wants_steps`.
+/// where it is given.
 #[must_use]
 pub fn repair(
     layer: &LayerRows<'_>,
     live: &[Vec<Option<u16>>],
     terms: &RepairTerms<'_>,
     mut step: Option<&mut dyn FnMut(LayerSlots, f64)>,
+) -> Repaired {
+    repair_seen(layer, live, terms, |highest, slots| {
+        if let Some(step) = &mut step {
+            step(slots(), highest);
+        }
+    })
+}
+
+/// [`repair`], with slots of a state on the way made only where `seen(highest level, slots)` asks.
+pub(crate) fn repair_seen(
+    layer: &LayerRows<'_>,
+    live: &[Vec<Option<u16>>],
+    terms: &RepairTerms<'_>,
+    mut seen: impl FnMut(f64, &dyn Fn() -> LayerSlots),
 ) -> Repaired {
     let ranks = live.len();
     let mut bins = Bins::of(*layer, live);
@@ -229,9 +243,7 @@ pub fn repair(
         may_fill: terms.may_fill,
     };
     let moves = repair::repair(&mut bins, &inner, |bins| {
-        if let Some(step) = &mut step {
-            step(in_place(&bins.slots(), live), bins.highest());
-        }
+        seen(bins.highest(), &|| in_place(&bins.slots(), live));
     });
     let highest = bins.highest();
     let balancedness = if highest > 0.0 { mean / highest } else { 1.0 };

@@ -7,7 +7,7 @@
 )]
 
 use evenkeel_cost::ExpertCoefficients;
-use evenkeel_plan::{Objective, PlanInput, SplitRule};
+use evenkeel_plan::{Objective, PlanInput, SearchEffort, SplitRule};
 use evenkeel_trace::{StepLoad, StepLoads};
 use evenkeel_types::{ExpertMap, ModelShape, Phase, Policy, Topology, hash2, hash3, unit_f64};
 
@@ -26,6 +26,7 @@ pub struct Problem {
     pub seed: u64,
     pub split: SplitRule,
     pub objective: Objective,
+    pub effort: SearchEffort,
     pub rank_extra_us: Option<Vec<f64>>,
 }
 
@@ -89,6 +90,7 @@ impl Problem {
             seed: 1,
             split: SplitRule::Balanced,
             objective: Objective::StepTime,
+            effort: SearchEffort::Thorough,
             rank_extra_us: None,
         }
     }
@@ -106,6 +108,7 @@ impl Problem {
             policy: &self.policy,
             seed: self.seed,
             objective: self.objective,
+            effort: self.effort,
             split: self.split,
             rank_extra_us: self.rank_extra_us.as_deref(),
             traffic: None,

@@ -78,7 +78,7 @@ pub(super) fn run(arguments: &Arguments, path: &Path, out: &mut Out) -> Verdict 
     let live = live.unwrap_or_else(|| ExpertMap::contiguous(&problem.shape, ranks, slots_per_rank));
     live.fits(&problem.shape, ranks)
         .map_err(|error| Failure::input(error).context(path.display()))?;
-    let question = question(&problem, &live, arguments.seed);
+    let question = question(&problem, &live, arguments);
     let outcome = if from_live && !arguments.from_scratch {
         plan(question).map_err(Failure::input)?
     } else {
@@ -284,7 +284,7 @@ fn shape(
     Ok(shape)
 }
 
-fn question<'a>(problem: &'a Problem, live: &'a ExpertMap, seed: u64) -> PlanInput<'a> {
+fn question<'a>(problem: &'a Problem, live: &'a ExpertMap, arguments: &Arguments) -> PlanInput<'a> {
     PlanInput {
         shape: &problem.shape,
         topology: &problem.topology,
@@ -295,9 +295,10 @@ fn question<'a>(problem: &'a Problem, live: &'a ExpertMap, seed: u64) -> PlanInp
         exchange_us_per_row: 0.0,
         fixed_us: 0.0,
         policy: &problem.policy,
-        seed,
+        seed: arguments.seed,
         objective: Objective::SummedTokens,
         split: SplitRule::Even,
+        effort: arguments.effort(),
         rank_extra_us: None,
         traffic: None,
     }

@@ -6,7 +6,7 @@ use evenkeel_cost::ExpertCoefficients;
 use evenkeel_plan::survive::{
     RestorePlan, Restores, Survey, SurviveInput, live_copies, spread, survey,
 };
-use evenkeel_plan::{Objective, PlanInput, SplitRule, plan_from_scratch};
+use evenkeel_plan::{Objective, PlanInput, SearchEffort, SplitRule, plan_from_scratch};
 use evenkeel_trace::{StepLoad, StepLoads};
 use evenkeel_types::{DomainKind, ExpertMap, ModelShape, Phase, Policy, Topology};
 
@@ -77,6 +77,7 @@ impl Scene {
             seed: 1,
             objective: Objective::SummedTokens,
             split: SplitRule::Even,
+            effort: SearchEffort::Thorough,
             rank_extra_us: None,
             traffic: None,
         };
