@@ -13,17 +13,20 @@ pub(crate) struct Links {
     pub(crate) node: Vec<NodeId>,
     /// `[node]`: share of the rate of its outer links that is left.
     pub(crate) rate_share: Vec<f64>,
-    intra_gb_per_s: f64,
     inter_gb_per_s: f64,
+    /// `[from * ranks + to]`, GB/s.
+    pairs: Vec<f64>,
 }
 
 impl Links {
     pub(crate) fn new(topology: &Topology) -> Self {
         let nodes = topology.node.len();
+        let ranks = topology.ranks();
+        let to_all = |from| ranks.iter().map(move |to| topology.link_gb_per_s(from, *to));
         Self {
-            node: topology.ranks().iter().map(|rank| rank.node).collect(),
+            pairs: ranks.iter().flat_map(|from| to_all(*from)).collect(),
+            node: ranks.iter().map(|rank| rank.node).collect(),
             rate_share: (0..nodes).map(|n| topology.outer_rate_share(NodeId(n as u16))).collect(),
-            intra_gb_per_s: topology.intra.beta_gb_per_s,
             inter_gb_per_s: topology.inter.beta_gb_per_s,
         }
     }
@@ -56,25 +59,23 @@ impl Links {
 
     /// Rate of the link between two ranks, GB/s.
     pub(crate) fn link_gb_per_s(&self, from: RankId, to: RankId) -> f64 {
-        if self.same_node(from, to) {
-            return self.intra_gb_per_s;
-        }
-        let share = |rank: RankId| self.rate_share[self.node[rank.index()].index()];
-        self.inter_gb_per_s * share(from).min(share(to))
+        self.pairs[from.index() * self.node.len() + to.index()]
     }
 
-    /// The best of several holders to fetch a copy from: same node, then healthy links, then the
-    /// holder that has sent least so far, then the lowest rank.
+    /// The best of several holders to fetch a copy from: same node, then healthy links, then links
+    /// of nearly the rate of the fastest of these (measured rates scatter), then the holder that has sent least so far, then the lowest rank.
     pub(crate) fn nearest(
         &self,
         holders: &[RankId],
         to: RankId,
         sent: impl Fn(RankId) -> u64,
     ) -> Option<RankId> {
-        holders.iter().copied().min_by_key(|from| {
-            let far = !self.same_node(*from, to);
-            (far, self.degraded(*from, to).is_some(), sent(*from), *from)
-        })
+        let class = |from: RankId| (!self.same_node(from, to), self.degraded(from, to).is_some());
+        let first = holders.iter().map(|from| class(*from)).min()?;
+        let best = holders.iter().copied().filter(|from| class(*from) == first);
+        let rate = |from: RankId| self.link_gb_per_s(from, to);
+        let fastest = best.clone().map(rate).fold(0.0, f64::max);
+        best.min_by_key(|from| (rate(*from) < fastest * RATE_SHARE_MIN, sent(*from), *from))
     }
 
     /// `[expert * ranks + rank]`: the degraded node that keeps the expert from the rank, if any.
@@ -99,6 +100,24 @@ impl Links {
 mod tests {
     use super::*;
     use evenkeel_types::LinkHealth;
+
+    #[test]
+    fn a_measured_matrix_names_the_nearest_source() {
+        let mut topology = Topology::uniform("h20", 16, 96_000_000_000);
+        let rate = |from: usize, to: usize| if from / 8 == to / 8 { 300.0 } else { 50.0 };
+        let mut matrix: Vec<Vec<f64>> =
+            (0..16).map(|from| (0..16).map(|to| rate(from, to)).collect()).collect();
+        matrix[1][9] = 10.0;
+        matrix[2][9] = 48.0;
+        topology.link_matrix_gb_per_s = Some(matrix);
+        let links = Links::new(&topology);
+        let from = [RankId(1), RankId(2), RankId(3)];
+        assert_eq!(links.nearest(&from, RankId(9), |_| 0), Some(RankId(2)));
+        assert_eq!(links.nearest(&from, RankId(9), |r| u64::from(r.0 == 2)), Some(RankId(3)));
+        assert!((links.link_gb_per_s(RankId(1), RankId(9)) - 10.0).abs() < 1e-9);
+        assert!((links.gb_per_s(RankId(1), RankId(9), 2.0) - 0.4).abs() < 1e-9);
+        assert!(!links.any_degraded());
+    }
 
     #[test]
     fn a_degraded_link_is_slow_and_barred() {

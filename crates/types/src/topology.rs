@@ -86,6 +86,11 @@ pub struct Topology {
     pub intra: LinkClass,
     /// Links between nodes.
     pub inter: LinkClass,
+    /// `[from][to]`: measured rate of the link between two ranks, GB/s; the diagonal is not read.
+    /// Where it is there, it takes the place of the classes' rates; `inter` then says what a healthy
+    /// link between nodes reaches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_matrix_gb_per_s: Option<Vec<Vec<f64>>>,
     /// Nodes, in rank order: the first node holds the first ranks.
     pub node: Vec<Node>,
     /// Degraded outer links.
@@ -155,6 +160,7 @@ impl Topology {
             hardware: hardware.to_owned(),
             intra: LinkClass { alpha_us: 5.0, beta_gb_per_s: 300.0, shared: false },
             inter: LinkClass { alpha_us: 10.0, beta_gb_per_s: 50.0, shared: false },
+            link_matrix_gb_per_s: None,
             node,
             link_health: Vec::new(),
             rank_speed: Vec::new(),
@@ -215,6 +221,25 @@ impl Topology {
             if !(link.alpha_us.is_finite() && link.alpha_us >= 0.0) {
                 let value = link.alpha_us.to_string();
                 return bad(format!("{class} alpha_us"), value, "0 or more");
+            }
+        }
+        let matrix = self.link_matrix_gb_per_s.as_deref().unwrap_or_default();
+        if self.link_matrix_gb_per_s.is_some() && matrix.len() != ranks {
+            let value = format!("{} rows long", matrix.len());
+            return bad("link_matrix_gb_per_s".into(), value, "a row for every rank");
+        }
+        for (from, row) in matrix.iter().enumerate() {
+            if row.len() != ranks {
+                let value = format!("{} values long", row.len());
+                let place = format!("link_matrix_gb_per_s of rank {from}");
+                return bad(place, value, "a value for every rank");
+            }
+            let wrong = |(to, rate): (usize, &f64)| {
+                (to != from && !(rate.is_finite() && *rate > 0.0)).then_some((to, *rate))
+            };
+            if let Some((to, rate)) = row.iter().enumerate().find_map(wrong) {
+                let place = format!("link_matrix_gb_per_s from rank {from} to rank {to}");
+                return bad(place, rate.to_string(), "a positive number");
             }
         }
         for health in &self.link_health {
@@ -285,11 +310,41 @@ impl Topology {
         self.rank_dead.contains(&rank)
     }
 
-    /// Share of its class's rate that a node's outer links reach, 1 unless measured otherwise.
+    /// Share of its class's rate that a node's outer links reach, 1 unless measured otherwise: of a
+    /// measured matrix the fastest of them counts.
     #[must_use]
     pub fn outer_rate_share(&self, node: NodeId) -> f64 {
+        let Some(matrix) = &self.link_matrix_gb_per_s else { return self.health_share(node) };
+        let ranks = self.ranks();
+        let mut best: Option<f64> = None;
+        for (from, row) in ranks.iter().zip(matrix) {
+            for (to, rate) in ranks.iter().zip(row) {
+                if (from.node == node) != (to.node == node) {
+                    best = Some(best.map_or(*rate, |best| best.max(*rate)));
+                }
+            }
+        }
+        let measured = best.map_or(1.0, |best| (best / self.inter.beta_gb_per_s).min(1.0));
+        measured * self.health_share(node)
+    }
+
+    fn health_share(&self, node: NodeId) -> f64 {
         let health = self.link_health.iter().find(|health| health.node == node);
         health.map_or(1.0, |health| health.rate_share)
+    }
+
+    /// Rate of the link from one rank to another, GB/s: as measured, else its class's; between nodes
+    /// times what [`Topology::link_health`] says is left.
+    #[must_use]
+    pub fn link_gb_per_s(&self, from: Rank, to: Rank) -> f64 {
+        let inside = from.node == to.node;
+        let class = if inside { self.intra } else { self.inter };
+        let matrix = self.link_matrix_gb_per_s.as_ref();
+        let rate = matrix.map_or(class.beta_gb_per_s, |m| m[from.id.index()][to.id.index()]);
+        if inside {
+            return rate;
+        }
+        rate * self.health_share(from.node).min(self.health_share(to.node))
     }
 }
 
@@ -313,6 +368,31 @@ mod tests {
         topology.inter.beta_gb_per_s = f64::NAN;
         let message = topology.validate().unwrap_err().to_string();
         assert!(message.contains("inter beta_gb_per_s"), "{message}");
+    }
+
+    #[test]
+    fn a_matrix_is_read_and_refused_by_pair() {
+        let mut topology = Topology::uniform("h20", 16, 1);
+        let node = |rank: usize| rank / 8;
+        let rate = |from: usize, to: usize| if node(from) == node(to) { 250.0 } else { 25.0 };
+        let matrix: Vec<Vec<f64>> =
+            (0..16).map(|from| (0..16).map(|to| rate(from, to)).collect()).collect();
+        topology.link_matrix_gb_per_s = Some(matrix);
+        let text = topology.to_toml().unwrap();
+        assert_eq!(Topology::from_toml(&text).unwrap(), topology);
+        let ranks = topology.ranks();
+        assert!((topology.link_gb_per_s(ranks[0], ranks[9]) - 25.0).abs() < 1e-12);
+        assert!((topology.outer_rate_share(NodeId(1)) - 0.5).abs() < 1e-12);
+        let refused = |change: &dyn Fn(&mut Vec<Vec<f64>>), expected: &str| {
+            let mut other = topology.clone();
+            change(other.link_matrix_gb_per_s.as_mut().unwrap());
+            let message = other.validate().unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        };
+        refused(&|m| m[2][5] = 0.0, "from rank 2 to rank 5 is 0, expected a positive number");
+        refused(&|m| m[2][5] = f64::NAN, "from rank 2 to rank 5");
+        refused(&|m| m[3].truncate(4), "of rank 3 is 4 values long");
+        refused(&|m| m.truncate(4), "4 rows long");
     }
 
     #[test]

@@ -56,6 +56,8 @@ fn topology(request: &str) -> Result<String, Failure> {
     Ok(format!(
         "# Machine of one expert-parallel group. Ranks are numbered through the nodes in order.\n\
          # A degraded node, below the nodes:\n#   [[link_health]]\n#   node = 1\n#   rate_share = 0.6\n\
-         # A slow rank:\n#   [[rank_speed]]\n#   rank = 3\n#   speed_share = 0.9\n\n{body}"
+         # A slow rank:\n#   [[rank_speed]]\n#   rank = 3\n#   speed_share = 0.9\n\
+         # Measured links, from rank (row) to rank, in place of the classes' rates, above the tables:\n\
+         #   link_matrix_gb_per_s = [[0.0, 300.0], [300.0, 0.0]]\n\n{body}"
     ))
 }

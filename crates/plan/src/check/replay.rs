@@ -136,13 +136,8 @@ impl<'a> Replay<'a> {
     /// Within its stage, the stage after the one before, and no faster than policy and link.
     fn in_time(&self, transfer: &Transfer, stage: &Stage, clock_s: f64) -> bool {
         let Transfer { from, to, start_s, end_s, .. } = *transfer;
-        let (from, to) = (self.ranks[from.index()].node, self.ranks[to.index()].node);
-        let link_gb_per_s = if from == to {
-            self.topology.intra.beta_gb_per_s
-        } else {
-            let left = self.topology.outer_rate_share(from).min(self.topology.outer_rate_share(to));
-            self.topology.inter.beta_gb_per_s * left
-        };
+        let (from, to) = (self.ranks[from.index()], self.ranks[to.index()]);
+        let link_gb_per_s = self.topology.link_gb_per_s(from, to);
         let gb_per_s = link_gb_per_s.min(self.policy.moves.byte_rate_gb_per_s);
         let least_s = self.shape.expert_bytes() as f64 / 1e9 / gb_per_s;
         let slack_s = SLACK * (end_s.abs() + least_s);
