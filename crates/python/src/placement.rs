@@ -9,8 +9,10 @@ use evenkeel_types::{Attention, ExpertId, ExpertMap, ModelShape, RankId, Topolog
 pub(crate) type Slots = Vec<Vec<Vec<Option<ExpertId>>>>;
 
 /// Effort of the drop-in for a function that engines call on the way: near the limit in tens of
-/// milliseconds for a model.
-pub(crate) const DROP_IN: Effort = Effort { enough: 0.9998, tries: 2, ..Effort::THOROUGH };
+/// milliseconds for a model. No exact search: it may leave slots empty, which DeepSeek's tables
+/// cannot say, and filling them costs balance.
+pub(crate) const DROP_IN: Effort =
+    Effort { enough: 0.9998, tries: 2, exact_nodes: 0, ..Effort::THOROUGH };
 
 /// Ranks and slots.
 #[derive(Clone, Debug)]
