@@ -245,11 +245,10 @@ impl Trial<'_, '_> {
                     // Cheap things first: most pairs gain too little, whatever else holds.
                     let cost = there + self.cost(b, hot) - self.cost(b, other);
                     let gain = gain(moved);
-                    if self.beats(gain, cost)
-                        && !self.pinned(b, other)
-                        && !self.barred(b, hot)
-                        && !(bins.copies[usize::from(b)] > 1 && bins.holds(hot, b))
-                    {
+                    if !self.beats(gain, cost) || self.pinned(b, other) || self.barred(b, hot) {
+                        continue;
+                    }
+                    if bins.copies[usize::from(b)] < 2 || !bins.holds(hot, b) {
                         self.offer(gain, cost, Change::Swap { a, from: hot, b, to: other });
                     }
                 }
