@@ -2,6 +2,7 @@
 
 use crate::error::{Refused, refuse};
 use crate::loads::Loads;
+use crate::report::balancedness;
 use evenkeel_plan::rows::{self, Effort, LayerRows, LayerSlots};
 use evenkeel_types::{Attention, ExpertId, ExpertMap, ModelShape, RankId, Topology, WeightFormat};
 
@@ -9,10 +10,8 @@ use evenkeel_types::{Attention, ExpertId, ExpertMap, ModelShape, RankId, Topolog
 pub(crate) type Slots = Vec<Vec<Vec<Option<ExpertId>>>>;
 
 /// Effort of the drop-in for a function that engines call on the way: near the limit in tens of
-/// milliseconds for a model. No exact search: it may leave slots empty, which DeepSeek's tables
-/// cannot say, and filling them costs balance.
-pub(crate) const DROP_IN: Effort =
-    Effort { enough: 0.9998, tries: 2, exact_nodes: 0, ..Effort::THOROUGH };
+/// milliseconds for a model.
+pub(crate) const DROP_IN: Effort = Effort { enough: 0.9998, tries: 2, ..Effort::THOROUGH };
 
 /// Ranks and slots.
 #[derive(Clone, Debug)]
@@ -172,6 +171,24 @@ pub(crate) fn full(
     groups: Option<usize>,
 ) -> Result<Slots, Refused> {
     let mut slots = scratch(loads, machine, groups, DROP_IN)?;
+    if slots.iter().flatten().flatten().all(Option::is_some) {
+        return Ok(slots);
+    }
+    // The exact search may leave slots empty, and to fill them costs balance: a map without it may
+    // be the better one.
+    let mut other = scratch(loads, machine, groups, Effort { exact_nodes: 0, ..DROP_IN })?;
+    fill(&mut slots, loads, machine, groups);
+    fill(&mut other, loads, machine, groups);
+    let balances = [balancedness(&slots, loads, machine), balancedness(&other, loads, machine)];
+    for (layer, other) in other.into_iter().enumerate() {
+        if balances[1][layer] > balances[0][layer] {
+            slots[layer] = other;
+        }
+    }
+    Ok(slots)
+}
+
+fn fill(slots: &mut Slots, loads: &Loads, machine: &Machine, groups: Option<usize>) {
     let per_node = machine.ranks / if groups.is_some() { machine.nodes } else { 1 };
     for (layer, ranks) in slots.iter_mut().enumerate() {
         let weight = loads.layer(layer);
@@ -196,7 +213,6 @@ pub(crate) fn full(
             }
         }
     }
-    Ok(slots)
 }
 
 /// `[layer]`: balancedness that no map can beat, with groups whole on a node where asked.
