@@ -62,7 +62,7 @@ fn touched(leaf: &Value) -> Value {
         Value::String(text) => Value::String(format!("{text}x")),
         Value::Number(number) => match number.as_u64() {
             Some(whole) => Value::from(whole + 1),
-            None => Value::from(number.as_f64().unwrap() * (1.0 + 1e-12)),
+            None => Value::from((number.as_f64().unwrap() * (1.0 + 1e-12)).max(f64::MIN_POSITIVE)),
         },
         other => other.clone(),
     }
