@@ -15,7 +15,7 @@ const DEPTH: usize = 3;
 /// Normal: a token stays on its node only if the node holds all its `k` choices. Of the tokens that
 /// chose `p` given experts, those that stay number at most `1/(k−p)` of the sum, over the `S−p` best
 /// further experts `x`, of those that chose `x` too and stay. Applied from no expert given down to
-/// [`DEPTH`] of them, counts of tokens at the bottom.
+/// `DEPTH` of them, counts of tokens at the bottom.
 #[must_use]
 pub fn bound(map: &ExpertMap, traffic: &Traffic, topology: &Topology, mode: Mode) -> f64 {
     let nodes = traffic.nodes();
